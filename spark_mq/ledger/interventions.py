@@ -31,7 +31,7 @@ from spark_mq.ledger.transitions import (
 )
 from spark_mq.util.validation import truncate_error
 
-__all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervene", "Intervention", "intervene"]
+__all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervene", "Intervention"]
 
 DISCARD: Final = "discard"
 RETRY_NOW: Final = "retry now"
@@ -54,7 +54,13 @@ class Intervention:
 
 @dataclass(frozen=True, slots=True)
 class Intervene(Command[Intervention]):
-    """Change messages without a lease, for the group's owner."""
+    """Change unsettled messages without a lease, for the group's owner, leased ones too.
+
+    Nothing changes if a lease holds any of them, unless `force` takes them from it, if any is in
+    transfer, or if any that has expired is to be retried. RETRY_NOW makes messages due now. Those
+    that are dead, blocked or leased for the last time count from zero. In an ordered group, a lease
+    then also loses the messages after one that is due again.
+    """
 
     how: str  # DISCARD, RETRY_NOW or DEAD_LETTER
     intervals: Sequence[Interval]
@@ -70,11 +76,7 @@ class Intervene(Command[Intervention]):
 
     def apply(self, view: View) -> Change[Intervention]:
         ledger, reason = expire_leases(view.ledger, view.now, view.settings), self.reason
-        after, done = intervene(
-            ledger, view.log, view.now, self.how, self.intervals,
-            error=reason, force=self.force, ordered=is_ordered(view.log, view.settings),
-            attempts=view.settings.max_delivery_attempts,
-        )  # fmt: skip
+        after, done = self._changed(ledger, view)
         note = {
             "operation": self.how, "messages": done.changed,
             "ranges": format_intervals(done.ranges),
@@ -82,44 +84,26 @@ class Intervene(Command[Intervention]):
         }  # fmt: skip
         return Change(after if done.changed else None, done, note)
 
-
-def intervene(
-    ledger: Ledger,
-    index: MessageIndex,
-    now: int,
-    how: str,
-    intervals: Sequence[Interval],
-    *,
-    error: str | None = None,
-    force: bool = False,
-    ordered: bool = False,
-    attempts: int | None = None,
-) -> tuple[Ledger, Intervention]:
-    """Change the unsettled messages of some intervals, leased ones too.
-
-    Nothing changes if a lease holds any of them, unless `force` takes them from it, if any is in
-    transfer, or if any that has expired is to be retried. RETRY_NOW makes messages due now. Those
-    that are dead, blocked or leased for the last of their `attempts` count from zero. In an
-    `ordered` group, a lease then also loses the messages after one that is due again.
-    """
-    wanted = normalise(intervals)
-    if held := list(_held(ledger, index, wanted, force)):
-        return ledger, Intervention(held=held)
-    if how == RETRY_NOW and (expired := list(_expired(ledger, index, wanted, now))):
-        return ledger, Intervention(expired=expired)
-    change = _Change(ledger, index, now, how, error=error, attempts=attempts)
-    for piece in change.editor.cut(wanted, index, _TRACKED):
-        change.apply(piece)
-    unread = wanted if how != RETRY_NOW else _delayed_unread(ledger, index, wanted, now)
-    for piece in change.editor.cut(unread, index, (UNREAD,)):
-        change.apply(piece)
-    if not change.done.changed:
-        return ledger, change.done
-    after = change.editor.build()
-    if ordered and how == RETRY_NOW:
-        for lease_id in sorted(change.fenced):
-            after, _ = return_behind(after, index, now, lease_id)
-    return after, change.done
+    def _changed(self, ledger: Ledger, view: View) -> tuple[Ledger, Intervention]:
+        index, now, how, wanted = view.log, view.now, self.how, normalise(self.intervals)
+        if held := list(_held(ledger, index, wanted, self.force)):
+            return ledger, Intervention(held=held)
+        if how == RETRY_NOW and (expired := list(_expired(ledger, index, wanted, now))):
+            return ledger, Intervention(expired=expired)
+        attempts = view.settings.max_delivery_attempts
+        change = _Change(ledger, index, now, how, error=self.reason, attempts=attempts)
+        for piece in change.editor.cut(wanted, index, _TRACKED):
+            change.apply(piece)
+        unread = wanted if how != RETRY_NOW else _delayed_unread(ledger, index, wanted, now)
+        for piece in change.editor.cut(unread, index, (UNREAD,)):
+            change.apply(piece)
+        if not change.done.changed:
+            return ledger, change.done
+        after = change.editor.build()
+        if how == RETRY_NOW and is_ordered(index, view.settings):
+            for lease_id in sorted(change.fenced):
+                after, _ = return_behind(after, index, now, lease_id)
+        return after, change.done
 
 
 def _held(

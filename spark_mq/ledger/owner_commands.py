@@ -58,11 +58,7 @@ __all__ = [
     "Seek",
     "StartPosition",
     "Unblock",
-    "pause",
-    "resume",
-    "seek",
     "seek_position",
-    "unblock",
     "unsettled_ranges",
 ]
 
@@ -190,7 +186,7 @@ class Seek(Command[None]):
 
     def apply(self, view: View) -> Change[None]:
         position = seek_position(view.log, self.target, view.horizon)
-        after = seek(view.ledger, view.log, position)
+        after = _moved(view.ledger, view.log, position)
         detail = f"to {show_position(self.target)}"
         return Change(
             after, None, {"operation": self.name, "ranges": f"{position}-", "detail": detail}
@@ -207,7 +203,8 @@ class Pause(Command[None]):
     name = "pause"
 
     def apply(self, view: View) -> Change[None]:
-        after = pause(view.ledger, self.reason, view.now, self.until)
+        breaker = view.ledger.head.breaker.paused(self.reason, view.now, self.until)
+        after = _with_breaker(view.ledger, breaker)
         return Change(after, None, _with_reason(self.name, self.reason))
 
 
@@ -218,7 +215,7 @@ class Resume(Command[None]):
     name = "resume"
 
     def apply(self, view: View) -> Change[None]:
-        after = resume(view.ledger)
+        after = _with_breaker(view.ledger, Breaker())
         changed = after.head != view.ledger.head
         return Change(after if changed else None, None, {"operation": self.name})
 
@@ -237,8 +234,12 @@ class Unblock(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
-        after, messages = unblock(ledger, view.log, view.now, self.how, self.intervals)
-        return counted_change(f"{self.name}: {self.how}", after, messages)
+        editor, messages = LedgerEditor(ledger), 0
+        wanted = [(0, MAX_SEQUENCE)] if self.intervals is None else self.intervals
+        for piece in editor.cut(wanted, view.log, (BLOCKED,)):
+            editor.add(_unblocked(piece, view.now, self.how), piece, "unblocked")
+            messages += piece.message_count
+        return counted_change(f"{self.name}: {self.how}", editor.build(), messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,20 +287,11 @@ class NoteChange(Command[None]):
         return Change(ledger.replaced(ledger.head, ledger.events), None, note)
 
 
-def pause(ledger: Ledger, reason: str | None, now: int, until: int | None = None) -> Ledger:
-    return _with_breaker(ledger, ledger.head.breaker.paused(reason, now, until))
-
-
-def resume(ledger: Ledger) -> Ledger:
-    """Allow new leases: end a pause, and close the breaker."""
-    return _with_breaker(ledger, Breaker())
-
-
 def _with_breaker(ledger: Ledger, breaker: Breaker) -> Ledger:
     return ledger.replaced(replace(ledger.head, breaker=breaker), ledger.events)
 
 
-def seek(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
+def _moved(ledger: Ledger, index: MessageIndex, target: int) -> Ledger:
     """Move the group to a sequence. Messages before it are skipped, and no lease keeps others."""
     moving = ledger.ranges_at(ledger.find((TRANSFERRING,)))
     reach = min([target, *(r.first for r in moving)])
@@ -357,22 +349,6 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
 def unsettled_ranges(ledger: Ledger, index: MessageIndex, last: int) -> Iterable[Range]:
     """Yield what is not settled or in transfer up to `last`, the unread messages as one range."""
     return LedgerEditor(ledger).cut([(0, last)], index, CHANGEABLE)
-
-
-def unblock(
-    ledger: Ledger,
-    index: MessageIndex,
-    now: int,
-    how: str,
-    intervals: Sequence[Interval] | None = None,
-) -> tuple[Ledger, int]:
-    """Retry, drop or route blocked messages, or all with None. Return how many there were."""
-    editor, total = LedgerEditor(ledger), 0
-    wanted = [(0, MAX_SEQUENCE)] if intervals is None else intervals
-    for piece in editor.cut(wanted, index, (BLOCKED,)):
-        editor.add(_unblocked(piece, now, how), piece, "unblocked")
-        total += piece.message_count
-    return editor.build(), total
 
 
 def _unblocked(r: Range, now: int, how: str) -> Range:

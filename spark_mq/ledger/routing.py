@@ -5,15 +5,13 @@ A transfer id identifies one copy, and only that id gives the right to settle it
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, counted_change
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger
 from spark_mq.ledger.transitions import expire_leases
 
 __all__ = [
@@ -23,12 +21,6 @@ __all__ = [
     "FreezeDead",
     "SettleRouted",
     "Unfreeze",
-    "discard",
-    "drop_dead",
-    "freeze",
-    "freeze_dead",
-    "settle_routed",
-    "unfreeze",
 ]
 
 
@@ -48,11 +40,17 @@ class FreezeDead(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
-        after, ranges = freeze_dead(
-            ledger, self.transfer_id, self.max_ranges, view.log, self.max_messages
-        )
-        messages = sum(r.message_count for r in ranges)
-        return counted_change(self.name, after, messages, lease_id=self.transfer_id)
+        editor, left = LedgerEditor(ledger), self.max_messages
+        for r in editor.remove(ledger.find((DEAD,))[: self.max_ranges]):
+            piece = r
+            if r.message_count > left:
+                last = view.log.nth_from(r.first, left) if left else r.first - 1
+                piece = r.slice(r.first, last, view.log)
+                editor.add(r.slice(last + 1, r.last, view.log), r)
+            left -= piece.message_count
+            editor.add(piece._replace(state=TRANSFERRING, lease_id=self.transfer_id), r)
+        messages = self.max_messages - left
+        return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,17 @@ class Freeze(Command[int]):
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:
-        after, messages = freeze(
-            view.ledger, view.log, self.transfer_id, self.intervals, self.reason
-        )
-        return counted_change(self.name, after, messages, lease_id=self.transfer_id)
+        editor, messages = LedgerEditor(view.ledger), 0
+        for piece in editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD)):
+            frozen = piece._replace(
+                state=TRANSFERRING,
+                lease_id=self.transfer_id,
+                available_at=None,
+                reason=self.reason,
+            )
+            editor.add(frozen, piece, "set_aside")
+            messages += piece.message_count
+        return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,10 @@ class SettleRouted(Command[int]):
     exclusive = True
 
     def apply(self, view: View) -> Change[int]:
-        after, messages = settle_routed(view.ledger, self.transfer_id, self.event)
-        detail = self.detail or None
-        return counted_change(self.event, after, messages, lease_id=self.transfer_id, detail=detail)
+        rows, note = _frozen(view.ledger, self.transfer_id), {"lease_id": self.transfer_id}
+        if self.detail:
+            note["detail"] = self.detail
+        return _settle(view.ledger, rows, self.event, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +115,11 @@ class Unfreeze(Command[int]):
     exclusive = True
 
     def apply(self, view: View) -> Change[int]:
-        after, messages = unfreeze(view.ledger, self.transfer_id)
-        return counted_change(self.name, after, messages, lease_id=self.transfer_id)
+        editor, messages = LedgerEditor(view.ledger), 0
+        for r in editor.remove(_frozen(view.ledger, self.transfer_id)):
+            editor.add(r._replace(state=AVAILABLE, lease_id=None, reason=None), r, "put_back")
+            messages += r.message_count
+        return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +136,11 @@ class Discard(Command[int]):
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:
-        after, messages = discard(view.ledger, view.log, self.intervals)
-        return counted_change(self.name, after, messages, detail=self.detail)
+        editor, messages = LedgerEditor(view.ledger), 0
+        for piece in editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD)):
+            editor.add(piece.as_settled(), piece, "discarded")
+            messages += piece.message_count
+        return counted_change(self.name, editor.build(), messages, detail=self.detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,86 +151,20 @@ class DropDead(Command[int]):
     priority = Priority.LEASE
 
     def apply(self, view: View) -> Change[int]:
-        after, messages = drop_dead(expire_leases(view.ledger, view.now, view.settings))
-        return counted_change(self.name, after, messages)
+        ledger = expire_leases(view.ledger, view.now, view.settings)
+        return _settle(ledger, ledger.find((DEAD,)), "dropped", {"operation": self.name})
 
 
-def freeze_dead(
-    ledger: Ledger,
-    transfer_id: str,
-    limit: int,
-    index: MessageIndex | None = None,
-    max_messages: int | None = None,
-) -> tuple[Ledger, list[Range]]:
-    """Freeze up to `limit` dead ranges, of `max_messages` at most, under a transfer id."""
-    editor = LedgerEditor(ledger)
-    frozen: list[Range] = []
-    left = sys.maxsize if max_messages is None or index is None else max_messages
-    for r in editor.remove(ledger.find((DEAD,))[:limit]):
-        piece = r
-        if r.message_count > left and index is not None:
-            last = index.nth_from(r.first, left) if left else r.first - 1
-            piece = r.slice(r.first, last, index)
-            editor.add(r.slice(last + 1, r.last, index), r)
-        left -= piece.message_count
-        if piece.message_count:
-            frozen.append(piece._replace(state=TRANSFERRING, lease_id=transfer_id))
-            editor.add(frozen[-1], r)
-    return editor.build(), frozen
+def _frozen(ledger: Ledger, transfer_id: str) -> list[int]:
+    return ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id))
 
 
-def freeze(
-    ledger: Ledger,
-    index: MessageIndex,
-    transfer_id: str,
-    intervals: Sequence[Interval],
-    reason: str | None = None,
-) -> tuple[Ledger, int]:
-    """Freeze available and unread messages of intervals under a transfer id, and count them."""
-    editor, total = LedgerEditor(ledger), 0
-    for piece in editor.cut(intervals, index, (AVAILABLE, UNREAD)):
-        frozen = piece._replace(
-            state=TRANSFERRING, lease_id=transfer_id, available_at=None, reason=reason
-        )
-        editor.add(frozen, piece, "set_aside")
-        total += piece.message_count
-    return (editor.build(), total) if total else (ledger, 0)
-
-
-def settle_routed(ledger: Ledger, transfer_id: str, event: str = "routed") -> tuple[Ledger, int]:
-    """Settle the ranges under a transfer id, the last step of a transfer. Count the messages."""
-    return _settled(ledger, ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id)), event)
-
-
-def unfreeze(ledger: Ledger, transfer_id: str) -> tuple[Ledger, int]:
-    """Make the ranges under a transfer id available again. Count the messages."""
-    editor, total = LedgerEditor(ledger), 0
-    rows = ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id))
-    for r in editor.remove(rows):
-        editor.add(r._replace(state=AVAILABLE, lease_id=None, reason=None), r, "put_back")
-        total += r.message_count
-    return editor.build(), total
-
-
-def discard(
-    ledger: Ledger, index: MessageIndex, intervals: Sequence[Interval]
-) -> tuple[Ledger, int]:
-    """Settle available and unread messages of intervals, and count them."""
-    editor, total = LedgerEditor(ledger), 0
-    for piece in editor.cut(intervals, index, (AVAILABLE, UNREAD)):
-        editor.add(piece.as_settled(), piece, "discarded")
-        total += piece.message_count
-    return editor.build(), total
-
-
-def drop_dead(ledger: Ledger) -> tuple[Ledger, int]:
-    """Settle the dead ranges of a group without a dead-letter queue. Count the messages."""
-    return _settled(ledger, ledger.find((DEAD,)), "dropped")
-
-
-def _settled(ledger: Ledger, rows: Sequence[int], event: str) -> tuple[Ledger, int]:
-    editor, total = LedgerEditor(ledger), 0
+def _settle(
+    ledger: Ledger, rows: Sequence[int], event: str, note: Mapping[str, str]
+) -> Change[int]:
+    editor, messages = LedgerEditor(ledger), 0
     for r in editor.remove(rows):
         editor.add(r.as_settled(), r, event)
-        total += r.message_count
-    return editor.build(), total
+        messages += r.message_count
+    given = {"operation": event, "messages": messages, **note}
+    return Change(editor.build() if messages else None, messages, given)

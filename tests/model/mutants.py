@@ -14,6 +14,7 @@ from typing import Any
 from support.rule_variants import Variant, first, gets, instead, returns, rule_variant, then
 
 from spark_mq.ledger.budget import Budget
+from spark_mq.ledger.commands import Change
 from spark_mq.ledger.due_ranges import LAST, REST, SUSPECT, Head
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
 from spark_mq.storage.publishes import PendingPublish
@@ -74,12 +75,12 @@ def publish_without_an_id(_: Callable[..., Any], a: Any) -> None:
     a.self.target.commit(PendingPublish(a.self.target.files, a.files))
 
 
-def settle_every_id(right: Callable[..., Any], a: Any) -> tuple[Ledger, int]:
-    ledger, total = a.ledger, 0
-    for one in ledger.distinct("lease_id", (TRANSFERRING,)):
-        ledger, messages = right(ledger, one, a.event)
-        total += messages
-    return ledger, total
+def settle_every_id(right: Callable[..., Any], a: Any) -> Change[int]:
+    ledger, total = a.view.ledger, 0
+    for transfer_id in ledger.distinct("lease_id", (TRANSFERRING,)):
+        change = right(replace(a.self, transfer_id=transfer_id), a.view._replace(ledger=ledger))
+        ledger, total = change.ledger or ledger, total + change.result
+    return Change(ledger if total else None, total, {"operation": a.self.event})
 
 
 def without_transfers(ledger: Ledger) -> Ledger:
@@ -224,7 +225,7 @@ ALL = [
     Mutant("a paused group leases nothing", "paused", "Breaker.why",
            gets(self=lambda a: replace(a.self, paused_at=None))),
     Mutant("the owner takes no message from a lease unasked", "discarding",
-           "intervene", gets(force=True)),
+           "Intervene.apply", gets(self=lambda a: replace(a.self, force=True))),
     Mutant("a lease that lost a message to the owner cannot settle it", "retrying",
            "_Change._after", keeps("lease_id")),
     Mutant("what the owner retries is due at once", "retrying", "_Change._after",
@@ -233,8 +234,8 @@ ALL = [
            then(lambda after, a: a.r.as_settled())),
     Mutant("what the owner discards is over", "discarding", "_Change._after",
            then(lambda after, a: a.r._replace(state=AVAILABLE, available_at=a.self.now))),
-    Mutant("a resumed group leases again", "paused", "ledger:resume",
-           then(lambda after, a: a.ledger)),
+    Mutant("a resumed group leases again", "paused", "Resume.apply",
+           then(lambda change, a: change._replace(ledger=None))),
     Mutant("an extension revives what has expired", "fickle", "_revived",
            then(lambda after, a: a.r)),
     Mutant("an extension never shortens", "capped", "_Extension.apply",
@@ -335,10 +336,10 @@ ALL = [
            instead(publish_without_an_id)),
     Mutant("dead letters are published before they are settled", "routing_and_seek",
            "Transfer._publish", returns(None)),
-    Mutant("a transfer id settles its own alone", "routing_goes_on", "settle_routed",
+    Mutant("a transfer id settles its own alone", "routing_goes_on", "SettleRouted.apply",
            instead(settle_every_id)),
-    Mutant("a seek leaves alone what is being routed", "routing_and_seek", "ledger:seek",
-           gets(ledger=lambda a: without_transfers(a.ledger))),
+    Mutant("a seek leaves alone what is being routed", "routing_and_seek", "Seek.apply",
+           gets(view=lambda a: a.view._replace(ledger=without_transfers(a.view.ledger)))),
     Mutant("a redriver finishes what it finds", "redriving", "Transfer.finish_all", returns(0)),
     Mutant("a race for a redrive is refused", "redriving", "Transfer._publish",
            instead(publish_without_an_id)),

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.ledger_group import limits
+from support.ledger_group import applied, limits
 
-from spark_mq.ledger import owner_commands, routing, transitions
 from spark_mq.ledger import ranges as stored_ranges
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger import stream_batch as replaying
+from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import (
     UNREADABLE,
     AcquireRequest,
@@ -24,10 +24,12 @@ from spark_mq.ledger.acquire import (
 )
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.intervals import normalise
-from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
+from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
 from spark_mq.ledger.lost import settle_lost
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
-from spark_mq.ledger.ranges import LIST_LIMIT, Ledger, LedgerHeader, Range
+from spark_mq.ledger.owner_commands import Pause, Resume, Seek, Unblock
+from spark_mq.ledger.ranges import LIST_LIMIT, TRANSFERRING, Ledger, LedgerHeader, Range
+from spark_mq.ledger.routing import FreezeDead, SettleRouted
 from spark_mq.ledger.settle import extend
 from spark_mq.storage.ledger_files import from_rows, to_rows
 
@@ -116,6 +118,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def new_id(self, kind):
         self.ids += 1
         return f"{kind}{self.ids}"
+
+    def run(self, command):
+        self.ledger, result = applied(command, self.ledger, self.index, self.now, self.rules)
+        return result
 
     def expire_leases(self, keep=()):
         """What every operation does first, on both sides."""
@@ -357,7 +363,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def freeze(self, ranges):
         self.expire_leases()
         transfer_id = self.new_id("routing")
-        self.ledger, frozen = routing.freeze_dead(self.ledger, transfer_id, ranges)
+        self.run(FreezeDead(transfer_id, ranges, 10**9))
+        frozen = [r for r in self.ledger if (r.state, r.lease_id) == (TRANSFERRING, transfer_id)]
         expected = self.naive.freeze(transfer_id, ranges)
         assert [seq for r in frozen for seq in self.expand(r)] == [m.seq for m in expected]
         if frozen:
@@ -368,7 +375,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def settle_routed(self, which):
         transfer_id = self.routings[which % len(self.routings)]
         self.expire_leases()
-        self.ledger, total = routing.settle_routed(self.ledger, transfer_id)
+        total = self.run(SettleRouted(transfer_id, "routed"))
         assert total == self.naive.settle_routed(transfer_id)
 
     @rule(where=numbers, gap=st.sampled_from([0, 0, 1]))
@@ -376,7 +383,7 @@ class LedgerMachine(RuleBasedStateMachine):
         places = [0, *self.pool()[:-1], self.index.last_sequence + 1]
         target = min(places[where % len(places)] + gap, self.index.last_sequence + 1)
         self.expire_leases()
-        self.ledger = owner_commands.seek(self.ledger, self.index, target)
+        self.run(Seek(target))
         self.naive.seek(target)
 
     # -- what blocks, what is gone
@@ -390,9 +397,7 @@ class LedgerMachine(RuleBasedStateMachine):
         pool = self.pool()
         seqs = None if names is None else [pool[name % len(pool)] for name in names]
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        self.ledger, total = owner_commands.unblock(
-            self.ledger, self.index, self.now, how, intervals
-        )
+        total = self.run(Unblock(how, intervals))
         assert total == self.naive.unblock(how, self.now, seqs)
 
     @rule(
@@ -407,10 +412,7 @@ class LedgerMachine(RuleBasedStateMachine):
         pool = [m.seq for m in self.naive.messages if m.state != "settled"] if near else []
         pool = pool or self.pool()
         seqs = [pool[name % len(pool)] for name in names]
-        self.ledger, done = intervene(
-            self.ledger, self.index, self.now, how, [(seq, seq) for seq in seqs], force=force,
-            attempts=self.naive.n,
-        )  # fmt: skip
+        done = self.run(Intervene(how, [(seq, seq) for seq in seqs], force=force))
         barred = {seq for first, last, _ in done.held for seq in range(first, last + 1)}
         expected, held = self.naive.intervene(how, seqs, self.now, force)
         assert done.changed == expected
@@ -420,12 +422,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def pause(self, really):
         if not really:  # most of what is to be seen needs leases
             return
-        self.ledger = owner_commands.pause(self.ledger, "maintenance", self.now)
+        self.run(Pause("maintenance"))
         self.naive.paused = self.now if self.naive.paused is None else self.naive.paused
 
     @rule()
     def resume(self):
-        self.ledger = owner_commands.resume(self.ledger)
+        self.run(Resume())
         self.naive.paused = None
         self.naive.resume_breaker()
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.ledger_group import limits
+from support.ledger_group import applied, limits
 from support.rule_variants import returns, rule_variant
 
-from spark_mq.ledger import owner_commands
 from spark_mq.ledger.acquire import AcquireRequest, acquire, postpone_due, reject_unreadable
 from spark_mq.ledger.delivery_times import DeliveryTimes
-from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, intervene
+from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
 from spark_mq.ledger.limits import LAST_ATTEMPT, limit_in
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.owner_commands import RETRY, Seek, Unblock
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, of_process
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart, extend, settle
 from spark_mq.ledger.slots import SlotLayout, encode_slots
@@ -340,27 +340,21 @@ class Order(RuleBasedStateMachine):
         m = self.messages[at % len(self.messages)]
         self.expire()
         before = self.states()
-        self.ledger, done = intervene(
-            self.ledger,
-            self.index,
-            self.now,
-            how,
-            [(m.seq, m.seq)],
-            force=force,
-            ordered=self.ordered,
-        )
+        done = self.run(Intervene(how, [(m.seq, m.seq)], force=force))
         if done.changed and how == RETRY_NOW:
             self.due[m.seq] = 0
             self._known = None, {}
             if before[m.seq][0] in ("dead", "blocked"):
                 self.overtaken.add(m.seq)
 
+    def run(self, command):
+        self.ledger, result = applied(command, self.ledger, self.index, self.now, self.rules)
+        return result
+
     @rule()
     def unblock(self):
         self.expire()
-        self.ledger, _ = owner_commands.unblock(
-            self.ledger, self.index, self.now, owner_commands.RETRY
-        )
+        self.run(Unblock(RETRY, None))
 
     @rule(which=st.integers(0, 50), reject=st.booleans())
     def lose_file(self, which, reject):
@@ -383,7 +377,7 @@ class Order(RuleBasedStateMachine):
     @rule(at=st.integers(0, 200))
     def seek(self, at):
         m = self.messages[at % len(self.messages)]
-        self.ledger = owner_commands.seek(self.ledger, self.index, m.seq)
+        self.run(Seek(m.seq))
         self.due |= self.published  # an owner's retry is forgotten
         self.overtaken.clear()
 
@@ -423,9 +417,7 @@ class Order(RuleBasedStateMachine):
         for _ in range(2_000):
             self.now += TIMEOUT + SECOND
             self.expire()
-            self.ledger, _ = owner_commands.unblock(
-                self.ledger, self.index, self.now, owner_commands.RETRY
-            )
+            self.run(Unblock(RETRY, None))
             self.lease(7, None, False)
             for lease_id in self.leases[-1:]:
                 command = SettlePart(ACK, lease_id)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from spark_mq import GroupSettings
-from spark_mq.ledger import owner_commands, routing, transitions
 from spark_mq.ledger import settle as settle_rules
+from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
+from spark_mq.ledger.commands import Command, View
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.ledger.routing import FreezeDead
 from spark_mq.ledger.settle import REJECT, SettleOutcome, SettlePart, extend
 from spark_mq.ledger.stream_batch import replay_batch
+
+R = TypeVar("R")
 
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND
@@ -86,6 +92,10 @@ class Group:
         )  # fmt: skip
         return sum(r.message_count for r in granted)
 
+    def run(self, command: Command[R]) -> R:
+        self.ledger, result = applied(command, self.ledger, self.index, self.now, self.rules)
+        return result
+
     def expire(self) -> None:
         """Past the deadline of all leases, and folded."""
         self.now += TIMEOUT + 1
@@ -109,6 +119,18 @@ def limits(**given) -> GroupSettings:
     return GroupSettings.decoded({"clock_skew": 0, **given})
 
 
+def applied(
+    command: Command[R], ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings
+) -> tuple[Ledger, R]:
+    """Return the ledger after a command, and its result."""
+    change = command.apply(View(ledger, rules, now, index))
+    return ledger if change.ledger is None else change.ledger, change.result
+
+
+def freeze_dead(group: Group, transfer_id: str, ranges: int = 10) -> int:
+    return group.run(FreezeDead(transfer_id, ranges, 10**9))
+
+
 def dead_ones() -> Group:
     group = Group()
     group.lease("a", 8)
@@ -118,8 +140,8 @@ def dead_ones() -> Group:
 
 
 def freeze(group: Group) -> None:
-    group.ledger, _ = routing.freeze_dead(group.ledger, "routing", 10)
+    freeze_dead(group, "routing")
 
 
 def seek(group: Group, target: int) -> None:
-    group.ledger = owner_commands.seek(group.ledger, group.index, target)
+    group.run(Seek(target))

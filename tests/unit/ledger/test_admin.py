@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from support.having import having
-from support.ledger_group import Group, dead_ones, freeze, seek
+from support.ledger_group import Group, dead_ones, freeze, freeze_dead, seek
 
-from spark_mq.ledger import routing
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import AVAILABLE, TRANSFERRING
+from spark_mq.ledger.routing import SettleRouted
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 
 # -- seek
@@ -54,14 +54,14 @@ def test_a_seek_counts_what_it_skips_where_a_settled_range_straddles_its_target(
 
 def test_a_seek_leaves_routing_alone():
     group = dead_ones()
-    group.ledger, _ = routing.freeze_dead(group.ledger, "r1", 2)
+    freeze_dead(group, "r1", 2)
     seek(group, 2)
     assert group.states() == "STATUUUUUU", "what lies between is due since ever"
     assert group.ledger.head.counters == {"skipped": 1}
     assert group.lease("b", 3) == [2, 4, 5]
     seek(group, 9)
     assert group.states() == "STSTSSSSSU"
-    group.ledger, total = routing.settle_routed(group.ledger, "r1")
+    total = group.run(SettleRouted("r1", "routed"))
     assert (total, group.ledger.head.start_sequence, len(group.ledger)) == (2, 8, 0)
 
 

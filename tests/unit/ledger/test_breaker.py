@@ -8,10 +8,10 @@ import pytest
 from support.ledger_group import SECOND, Group, limits, seek
 from support.slot_files import LANES, file_of, ordered
 
-from spark_mq.ledger import owner_commands
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.message_index import MessageIndex, sequence
+from spark_mq.ledger.owner_commands import Pause, Resume
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 
 
@@ -367,7 +367,7 @@ def test_a_late_settle_counts_one_failure_whoever_comes_first(verb, first):
 
 
 def pause(group: Group, reason: str | None = None) -> None:
-    group.ledger = owner_commands.pause(group.ledger, reason, group.now)
+    group.run(Pause(reason))
 
 
 def test_a_paused_group_leases_nothing_and_settles_all():
@@ -380,7 +380,7 @@ def test_a_paused_group_leases_nothing_and_settles_all():
     assert group.settle(ACK, "a", [0]).settled == 1
     assert group.settle(NACK, "a", [1], delay=0).settled == 1
     assert group.lease("b") == []
-    group.ledger = owner_commands.resume(group.ledger)
+    group.run(Resume())
     assert group.lease("b", 3) == [1, 2, 3]
 
 
@@ -395,7 +395,7 @@ def test_a_second_pause_keeps_the_time_and_changes_the_reason():
 
 def test_resume_closes_an_open_breaker():
     group = broken()
-    group.ledger = owner_commands.resume(group.ledger)
+    group.run(Resume())
     assert breaker(group) == Breaker()
     assert len(group.lease("next", 10)) == 10
 

@@ -9,7 +9,7 @@ from support.ledger_group import TIMEOUT, Group
 from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.interventions import RETRY_NOW, intervene
+from spark_mq.ledger.interventions import RETRY_NOW, Intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settings import new_settings
@@ -160,9 +160,7 @@ def test_the_owners_retry_returns_what_stands_behind() -> None:
     group = ordered(file_of(1, (0, 0, 3)))
     group.lease("a", 10)
     first = sequence(1, 0)
-    group.ledger, done = intervene(
-        group.ledger, group.index, group.now, RETRY_NOW, [(first, first)], force=True, ordered=True
-    )
+    done = group.run(Intervene(RETRY_NOW, [(first, first)], force=True))
     assert done.changed == 1
     assert rows_of(group, "a") == []
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from support.having import having
-from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, limits
+from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, freeze_dead, limits
 
-from spark_mq.ledger import routing
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING
+from spark_mq.ledger.routing import SettleRouted
 from spark_mq.ledger.settle import ACK, NACK
 
 # -- expiry
@@ -171,7 +171,8 @@ def test_an_empty_replay_changes_nothing():
 
 def test_freezing_sets_the_first_dead_ranges_aside_under_an_id():
     group = dead_ones()
-    group.ledger, frozen = routing.freeze_dead(group.ledger, "r1", 2)
+    assert freeze_dead(group, "r1", 2) == 2
+    frozen = [r for r in group.ledger if r.state == TRANSFERRING]
     assert [(r.first, r.state, r.lease_id, r.reason, r.error) for r in frozen] == [
         (1, TRANSFERRING, "r1", "rejected", "1"),
         (3, TRANSFERRING, "r1", "rejected", "3"),
@@ -181,13 +182,14 @@ def test_freezing_sets_the_first_dead_ranges_aside_under_an_id():
 
 def test_routed_settles_its_id_only_and_once():
     group = dead_ones()
-    group.ledger, _ = routing.freeze_dead(group.ledger, "r1", 2)
-    group.ledger, _ = routing.freeze_dead(group.ledger, "r2", 2)
-    group.ledger, total = routing.settle_routed(group.ledger, "r1")
+    freeze_dead(group, "r1", 2)
+    freeze_dead(group, "r2", 2)
+    total = group.run(SettleRouted("r1", "routed"))
     assert (total, group.states()) == (2, "LSLSLTLLUU")
     assert group.ledger.head.counters == {"dead_lettered": 2}
-    again, total = routing.settle_routed(group.ledger, "r1")
-    assert (total, again) == (0, group.ledger)
+    before = group.ledger
+    assert group.run(SettleRouted("r1", "routed")) == 0
+    assert group.ledger is before
 
 
 def test_a_routing_id_gives_no_right_to_settle():
