@@ -15,6 +15,7 @@ from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
+    FIELDS,
     SETTLED,
     UNREAD,
     Event,
@@ -43,6 +44,9 @@ COUNTED: Final = ("leased", "replayed", "nacked", "rejected", "lease_expired", "
 
 _MANY: Final = 8  # for so many added ranges, one look at all their neighbours is faster
 
+# The places of the fields of the lease in a range, from its id up to its size.
+_LEASE: Final = FIELDS.index("lease_id")
+_SIZE: Final = FIELDS.index("lease_size")
 _first_of: Final = attrgetter("first")
 _Span = tuple[int, int, int]  # first sequence, last sequence, number of messages
 
@@ -261,25 +265,16 @@ def _gaps(first: int, pieces: Iterable[Range], last: int) -> list[Interval]:
 def _as_event(piece: Range, before: Range) -> Range:
     """Return a range with its new state, and the lease that it had or has."""
     if piece.state == SETTLED and piece.reason is None:
-        if (before.first, before.last) == (piece.first, piece.last):
-            return before._replace(state=SETTLED)
-        return before._replace(
-            first=piece.first, last=piece.last, message_count=piece.message_count, state=SETTLED
-        )
+        return Range._make((*piece[:_LEASE], *before[_LEASE:]))
     if piece.lease_id is not None or before.lease_id is None:
         return piece
-    return piece._replace(
-        lease_id=before.lease_id,
-        worker_id=before.worker_id,
-        leased_at=before.leased_at,
-        expires_at=before.expires_at,
-    )
+    return Range._make((*piece[:_LEASE], *before[_LEASE:_SIZE], *piece[_SIZE:]))
 
 
 def _with_span(piece: Range, span: _Span) -> Range:
     if span[2] == piece.message_count:
         return piece
-    return piece._replace(first=span[0], last=span[1], message_count=span[2])
+    return piece.at(*span)
 
 
 def _join(one: _Span, other: _Span) -> _Span:

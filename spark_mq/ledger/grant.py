@@ -211,7 +211,7 @@ def _range_of(piece: SelectedPiece, ranges: Mapping[int, Range]) -> Range:
     r = ranges[piece.row]
     if piece.messages == r.message_count:
         return r
-    return r._replace(first=piece.first, last=piece.last, message_count=piece.messages)
+    return r.at(piece.first, piece.last, piece.messages)
 
 
 def _as_skipped(r: Range) -> Range:

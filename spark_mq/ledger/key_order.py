@@ -107,9 +107,7 @@ def _split(
     back = returned(r, now) if r.state == LEASED else r._replace(lease_id=None)
     for number, first, last in index.slot_runs(r.first, r.last):
         closes = closed >> number & 1
-        piece = (back if closes else r)._replace(
-            first=first, last=last, message_count=last - first + 1
-        )
+        piece = (back if closes else r).at(first, last, last - first + 1)
         editor.add(piece, r, "returned" if closes and r.state == LEASED else "")
         if closes:
             lost.append((first, last))

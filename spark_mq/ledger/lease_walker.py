@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from spark_mq.ledger.editor import LedgerEditor
@@ -56,7 +56,7 @@ class LeaseWalker:
         self.editor = LedgerEditor(ledger)
         self.outcome = SettleOutcome()
         self._whole = whole
-        self._rest: dict[int, Range] = {}  # The part after the last split, by row.
+        self._begins: dict[int, int] = {}  # where the part after the last split begins, by row
 
     def apply(self, r: Range) -> None:
         """Apply the change to a range that the lease holds."""
@@ -86,29 +86,33 @@ class LeaseWalker:
     def _visit_intervals(self, intervals: Sequence[Interval]) -> None:
         touched = [self.ledger.overlapping(first, last) for first, last in intervals]
         rows = sorted(set().union(*touched))
-        self._rest = dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
-        held = [row for row in rows if self._holds(self._rest[row])]
-        self.editor.remove(held)
-        for (first, last), of in zip(intervals, touched, strict=True):
-            self._visit_interval(first, last, of)
+        ranges = dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
+        self._begins = {row: r.first for row, r in ranges.items()}
+        held = [row for row in rows if self._holds(ranges[row])]
         for row in held:
-            if row in self._rest:
-                self.editor.add(self._rest[row], self._rest[row])
+            self.editor.mark_removed(row)
+        for (first, last), of in zip(intervals, touched, strict=True):
+            self._visit_interval(first, last, [(row, ranges[row]) for row in of])
+        for row in held:
+            r = ranges[row]
+            self.editor.add(r.slice(self._begins[row], r.last, self.index), r)
 
     def _holds(self, r: Range) -> bool:
         return r.state in (LEASED, AVAILABLE) and r.lease_id == self.lease_id
 
-    def _visit_interval(self, first: int, last: int, rows: range) -> None:
-        low = self.index.first_at_or_after(first)
-        high = self.index.last_at_or_before(last)
+    def _visit_interval(self, first: int, last: int, ranges: Iterable[tuple[int, Range]]) -> None:
+        low: int | None = first
+        high: int | None = last
+        if self.index.count(first, last) <= last - first:
+            low, high = self.index.first_at_or_after(first), self.index.last_at_or_before(last)
         if low is None or high is None or low > high:
             self._report_gap(first, last)
             return
         self._report_gap(first, low - 1)
         head, frontier = self.ledger.head, self.ledger.end_sequence
         self.count_settled(low, min(high, head.start_sequence))
-        for row in rows:
-            self._split_at(row, low, high)
+        for row, r in ranges:
+            self._split_at(row, r, low, high)
         if high > frontier:
             self.outcome.add_lost(max(low, frontier + 1), high, "unread")
         self._report_gap(high + 1, last)
@@ -128,23 +132,20 @@ class LeaseWalker:
         if first <= last and not self._whole:
             self.outcome.add_lost(first, last, "no message")
 
-    def _split_at(self, row: int, low: int, high: int) -> None:
-        """Change the piece of a row within ``low..high``."""
-        r = self._rest.get(row)
-        if r is None or (piece := r.slice(low, high, self.index)).message_count == 0:
+    def _split_at(self, row: int, r: Range, low: int, high: int) -> None:
+        """Change the piece of a row within ``low..high``, which is after those before."""
+        piece = r.slice(low, high, self.index)
+        if piece.message_count == 0:
             return
         if r.state == SETTLED:
             self.count_settled(piece.first, piece.last)
         elif not self._holds(r):
             self.outcome.add_lost(piece.first, piece.last, why_lost(r))
         else:
-            if r.first < piece.first:
-                self.editor.add(r.slice(r.first, piece.first - 1, self.index), r)
+            if (begin := self._begins[row]) < piece.first:
+                self.editor.add(r.slice(begin, piece.first - 1, self.index), r)
             self.apply(piece)
-            if piece.last < r.last:
-                self._rest[row] = r.slice(piece.last + 1, r.last, self.index)
-            else:
-                del self._rest[row]
+            self._begins[row] = piece.last + 1
 
 
 def why_lost(r: Range) -> str:

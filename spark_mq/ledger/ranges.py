@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
@@ -69,6 +68,9 @@ EVENT: Final = "event"  # state of the stored rows that record a commit's events
 _INSTANT = pa.timestamp("us", tz="UTC")
 
 
+_AFTER_COUNT: Final = 4  # the place of the field after the messages and the state
+
+
 class Range(NamedTuple):
     """Messages ``first..last`` (inclusive sequences) in one state. Instants are microseconds."""
 
@@ -107,7 +109,13 @@ class Range(NamedTuple):
 
     def same_state_as(self, other: Range) -> bool:
         """Return whether both ranges differ only in their place."""
-        return bool(_state_fields(self) == _state_fields(other))
+        # Slices, because a settle of single messages compares each of them.
+        return self.state == other.state and self[_AFTER_COUNT:] == other[_AFTER_COUNT:]
+
+    def at(self, first: int, last: int, message_count: int) -> Range:
+        """Return other messages in the same state."""
+        # Four times as fast as ``_replace``.
+        return Range._make((first, last, self.state, message_count, *self[_AFTER_COUNT:]))
 
     def slice(self, first: int, last: int, index: MessageIndex) -> Range:
         """Return the piece of this range within ``first..last``. It may be empty."""
@@ -118,7 +126,7 @@ class Range(NamedTuple):
         if 0 < count <= last - first:  # both ends must be messages, not gaps between commits
             first = index.first_at_or_after(first) or first
             last = index.last_at_or_before(last) or last
-        return self._replace(first=first, last=last, message_count=count)
+        return self.at(first, last, count)
 
     def within(self, intervals: Iterable[Interval], index: MessageIndex) -> list[Range]:
         """Return the pieces of this range within some intervals, without empty ones."""
@@ -132,9 +140,6 @@ class Range(NamedTuple):
 
 
 FIELDS: Final = Range._fields
-_state_fields: Final = attrgetter(
-    *(name for name in FIELDS if name not in ("first", "last", "message_count"))
-)
 INSTANTS: Final = ("leased_at", "expires_at", "first_leased_at", "first_failed_at", "available_at")
 
 _TYPES: Final = {

@@ -52,7 +52,7 @@ def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeS
     for piece in index.slices(r.first, r.last):
         times = index.file_at(piece.first).times
         last = piece.first + piece.rows - 1
-        part = r._replace(first=piece.first, last=last, message_count=piece.rows)
+        part = r.at(piece.first, last, piece.rows)
         delivered = was_due(r)
         if times is None or (_none_expired(times, now) and (delivered or times.due_to <= cutoff)):
             _append(out.due, part, index)
@@ -79,7 +79,7 @@ def _as_later(piece: Range, available_at: int | None) -> Range:
 def _split_file(out: TimeSplit, part: Range, index: MessageIndex, now: int, cutoff: int) -> None:
     for kind, low, high, available_at in _spans(part, index, now, cutoff):
         first = index.file_at(part.first).first
-        piece = part._replace(first=first + low, last=first + high, message_count=high - low + 1)
+        piece = part.at(first + low, first + high, high - low + 1)
         if kind == "expired":
             _append(out.expired, piece._replace(state=SETTLED, available_at=None), index)
         elif kind == "later":

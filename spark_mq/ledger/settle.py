@@ -205,10 +205,11 @@ class _Settling(LeaseWalker):
             self._close_breaker(r)
         # Computed once for all pieces of a range, because the result depends on its state only.
         if self._last is None or self._result is None or not r.same_state_as(self._last):
-            self._result = self._after(r)
+            piece = self._result = self._after(r)
+        else:
+            piece = self._result.at(r.first, r.last, r.message_count)
         self._last = r
-        self.outcome.add(r, self._result)
-        piece = self._result._replace(first=r.first, last=r.last, message_count=r.message_count)
+        self.outcome.add(r, piece)
         self.editor.add(piece, r, _EVENTS[self.part.verb], of_lease=self._of_lease)
 
     def _expire(self, r: Range) -> Range:

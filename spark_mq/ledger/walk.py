@@ -126,7 +126,7 @@ def range_of(piece: Piece, ledger: Ledger, index: MessageIndex) -> Range:
         state = UNREAD if piece.unread or piece.state == DEAD else SETTLED
         r = Range(piece.first, piece.last, state, count, available_at=piece.due_at)
         return to_dead(r, EXPIRED, None) if piece.state == DEAD else r
-    r = ledger.range_at(piece.row)._replace(first=piece.first, last=piece.last, message_count=count)
+    r = ledger.range_at(piece.row).at(piece.first, piece.last, count)
     if piece.expired and piece.state == DEAD:
         return to_dead(r, EXPIRED, r.error)
     return r if piece.due_at is None else r._replace(available_at=piece.due_at)
