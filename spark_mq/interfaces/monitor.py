@@ -65,7 +65,6 @@ class Past:
 
     @property
     def length(self) -> timedelta:
-        """Return the length of an interval."""
         return _length_of(self.every)
 
     @property
@@ -81,7 +80,6 @@ class Past:
         )
 
     def starts(self, place: int) -> datetime:
-        """Return the start of an interval."""
         last = (self.until - _EPOCH) // self.length
         return _EPOCH + (last - self.intervals + 1 + place) * self.length
 

@@ -126,7 +126,6 @@ class LetterFilter(Condition):
     may_fail = False
 
     def __post_init__(self) -> None:
-        """Name the fields that count."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self) if each.init)
         parts = [
             f"{_TITLES[name]} {_shown(value)}" for name, value in given if value not in (None, ())

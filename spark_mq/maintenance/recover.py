@@ -233,10 +233,8 @@ class _Lost(NamedTuple):
 
 
 def _repeat_lost_transfers(context: QueueContext, dry_run: bool) -> tuple[int, int]:
-    """Publish lost dead letters and lost redriven messages again. Return their numbers.
-
-    The old id of a transfer publishes its messages once, however often this runs.
-    """
+    """Publish lost dead letters and lost redriven messages again. Return their numbers."""
+    # The old id of a transfer publishes its messages once, however often this runs.
     # None before the first dead letter, or if it is lost.
     dead = context.existing_dead_letters() if dry_run else context.dead_letters()
     publish = _size if dry_run else _repeat

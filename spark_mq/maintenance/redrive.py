@@ -302,10 +302,8 @@ class Redrive(Transfer):
         return self._settle_repair(transfer_id)
 
     def _settle_repair(self, transfer_id: str) -> int:
-        """Settle letters that are published. Give others back, and prevent their publish.
-
-        Only the process that has a transform can publish repaired ones, and it may be dead or slow.
-        """
+        """Settle letters that are published. Give others back, and prevent their publish."""
+        # Only the process that has a transform can publish repaired ones. It may be dead or slow.
         if self.target.has_or_fence(transfer_id, 1):
             return super().settle(transfer_id)
         self.source.run(Unfreeze(transfer_id))

@@ -238,7 +238,6 @@ def _is_verdict(result: Any) -> bool:
 
 
 def verdict_of_error(error: Exception, policy: HandlerPolicy) -> Verdict:
-    """Return the verdict on a message whose handler raised an error."""
     if isinstance(error, Decision):
         return error.verdict()
     text = describe_error(error)

@@ -209,11 +209,8 @@ class GroupFeed:
     # -- leases
 
     def _take(self, granted: Sequence[Any], extra_acquires: ExtraAcquires = list) -> bool:
-        """Give the tasks of leases to the pool. Return whether there are any.
-
-        The commit of an ack before the handler adds the leases of `extra_acquires`, which are taken
-        as well.
-        """
+        """Give the tasks of leases to the pool. Return whether there are any."""
+        # The commit of an ack before the handler adds the leases of `extra_acquires`.
         taken, waiting = False, deque(granted)
         while waiting:
             grant = waiting.popleft()

@@ -301,7 +301,6 @@ class LaneChains(Generic[T]):
         self._paused: set[int] = set()
 
     def __len__(self) -> int:
-        """Return the number of tasks in all lanes."""
         return len(self._lanes)
 
     @property

@@ -201,7 +201,6 @@ class CoroutinePool(Pool):
 
 
 def is_async(handler: Any) -> bool:
-    """Return whether a handler is declared with ``async def``."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - an object may define it as async
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 

@@ -115,7 +115,6 @@ class ThreadWatch:
                 finish()
 
     def join(self, seconds: float) -> None:
-        """Wait some seconds for each thread."""
         for thread in self._threads:
             thread.join(seconds)
 

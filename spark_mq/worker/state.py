@@ -57,10 +57,7 @@ class WorkSummary(Record):
 
 
 class _Stop(threading.Event):
-    """The end of one worker. It is also set if the event of its caller is set.
-
-    The caller's event may stop several workers, so the end of one worker must not set it.
-    """
+    """The end of one worker. It is set with its caller's event, which may stop other workers."""
 
     def __init__(self, given: threading.Event | None) -> None:
         super().__init__()

@@ -137,7 +137,6 @@ def _log_to_stderr(level: int) -> Iterator[None]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
     try:
         code = app(list(arguments), prog_name="spark-mq", standalone_mode=False)
         sys.stdout.flush()

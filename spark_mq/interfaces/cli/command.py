@@ -309,27 +309,14 @@ def command(
     *,
     asks: bool = False,
     destroys: bool = False,
-    stores: bool = True,
     prints: bool = True,
 ) -> Callable[[Call], Call]:
-    """Enter a function in the table.
+    """Enter a function in the table, with what names its queue or group, and what it does.
 
-    Parameters
-    ----------
-    name
-        The words of the command.
-    about
-        The options that name its queue or group.
-    asks
-        Whether it asks before it changes something, so that it needs --yes.
-    destroys
-        Whether it can lose something without asking. Like those that ask, it reads no variable of
-        the environment, which somebody may have set for another command.
-    stores, prints
-        Whether it opens a queue, and prints data.
+    A command that asks, or destroys without asking, reads no variable of the environment, which
+    somebody may have set for another command.
     """
-    chosen = ((_YES, asks), (_STORAGE, stores), (_OUTPUT, prints))
-    common = [parameter for parameter, wanted in chosen if wanted]
+    common = [*([_YES] if asks else ()), _STORAGE, *([_OUTPUT] if prints else ())]
 
     def enter(call: Call) -> Call:
         COMMANDS[name] = Command(name, call, about, common, not (asks or destroys))

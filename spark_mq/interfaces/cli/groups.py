@@ -60,7 +60,9 @@ class _Part(StrEnum):
 @command("group describe", GROUP_ARGUMENT)
 def describe(
     ctx: Invocation,
-    part: Annotated[_Part | None, argument("Show only this, with all of its values.")] = None,
+    part: Annotated[
+        _Part | None, argument("Show only this, with all of its values.", metavar="PART")
+    ] = None,
     top: Annotated[int, option("The most lanes, or keys of a lane.", "-n", min=1)] = 10,
     by: Annotated[str, option("Lanes by messages, or by age for the oldest ones.")] = "messages",
     lane: Annotated[
@@ -224,7 +226,7 @@ def resolve(
     ] = None,
     force: Annotated[bool, option("Also take them from their leases.")] = False,
 ) -> Mapping[str, Any]:
-    """Decide about messages without a lease.
+    """Retry, discard or dead-letter messages by hand.
 
     Asks first, unless it only retries messages that no lease holds.
     """

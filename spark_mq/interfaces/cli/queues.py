@@ -97,7 +97,9 @@ class _Part(StrEnum):
 @command("queue describe", QUEUE_ARGUMENT)
 def describe(
     ctx: Invocation,
-    part: Annotated[_Part | None, argument("Show only this, with all of its values.")] = None,
+    part: Annotated[
+        _Part | None, argument("Show only this, with all of its values.", metavar="PART")
+    ] = None,
     groups: Annotated[int, option("Groups in the description, the busiest first.")] = 20,
 ) -> Pages | Rows:
     """Describe a queue with its sizes, groups, dead letters and sweeps.

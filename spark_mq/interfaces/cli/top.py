@@ -257,7 +257,6 @@ class QueueView:
         return {"workers": workers[:10], "held_lanes": lanes, "errors": errors[:10]}
 
     def parts(self, frame: Mapping[str, Any]) -> Iterator[Part]:
-        """Yield the lines and tables of a view."""
         rate, known = frame["published_per_second"], frame["dead_letters"]
         letters = "unknown" if known is None else show_number(known)
         speed = "" if rate is None else f" ({show_short(rate)}/s)"
@@ -297,7 +296,6 @@ class FolderView:
         return {"path": self._monitor.path, "at": datetime.now(UTC), "queues": rows}
 
     def parts(self, frame: Mapping[str, Any]) -> Iterator[Part]:
-        """Yield the lines and the table of a view."""
         rows = frame["queues"]
         troubled = sum(bool(row["problem"]) for row in rows)
         yield f"{frame['path']}  {show_time(frame['at'])}"

@@ -99,7 +99,6 @@ _STATUS: Final = (
 def create_app(
     monitor: QueueMonitor, access: Access, health: HealthLimits | None = None
 ) -> Starlette:
-    """Return the ASGI application."""
     pages = _Pages(monitor, access, health or HealthLimits())
     routes = [Route("/", pages.endpoint(home))]
     routes += [

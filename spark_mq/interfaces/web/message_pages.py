@@ -84,7 +84,6 @@ def _at(view: View, sequence: int) -> list[PeekedMessage]:
 
 
 def messages_form(view: View) -> dict[str, Any]:
-    """Return what the form for a search offers."""
     names, given = list(view.overview.groups), view.text("group")
     offered = len(names) <= MAX_CHOICES and given in (None, *names)
     return {"groups": ("", *names) if offered else (), "states": ("", *STATE_NAMES)}

@@ -37,7 +37,6 @@ class PageProblem:
 
     @property
     def kind(self) -> str:
-        """Return the class of its text."""
         return "bad" if self.check == "unreadable" else "warn"
 
 
@@ -64,7 +63,6 @@ def problems_of(view: View, name: str, overview: QueueOverview) -> list[PageProb
 
 
 def unreadable(name: str, error: SparkMQError) -> PageProblem:
-    """Return the problem of a queue that cannot be opened."""
     text = str(error) or type(error).__name__
     return PageProblem(name, "unreadable", None, text, href("queue", name))
 

@@ -201,7 +201,6 @@ def _charts(view: View, charts: list[Chart]) -> str:
 
 
 def schedules_page(view: View) -> str:
-    """Show the schedules with their next and last instants."""
     return render(
         "schedules.html",
         view,
@@ -212,7 +211,6 @@ def schedules_page(view: View) -> str:
 
 
 def batches_page(view: View) -> str:
-    """Show the message batches with how much of them is settled."""
     return render(
         "batches.html", view, title="Batches", tab="batches", batches=view.queue.batches()
     )
@@ -234,7 +232,6 @@ def sweeps_page(view: View) -> str:
 
 
 def changes_page(view: View) -> str:
-    """Show what people changed."""
     asked = view.text("since")
     since = asked if asked in PERIODS else "1d"
     changes = view.queue.changes(MAX_CHANGES, since=since)

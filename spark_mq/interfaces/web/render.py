@@ -52,7 +52,6 @@ class Payload(NamedTuple):
 
 
 def render(template: str, view: View | None = None, **context: Any) -> str:
-    """Return a page, or a part of one."""
     known = {"view": view, "queue": view and view.name, "tab": None, "crumbs": ()}
     return _environment().get_template(template).render({**known, **context})
 

@@ -146,7 +146,6 @@ class View:
         raise ScheduleNotFound(f"there is no schedule {name!r} in {self.name}", schedule=name)
 
     def group(self) -> tuple[ConsumerGroup, GroupStats]:
-        """Return the group that the parameters name, with its stats."""
         name, overview = self.text("group") or "", self.overview
         if name in overview.damaged:
             raise GroupNotFound(overview.damaged[name], group=name)
