@@ -38,7 +38,6 @@ _MODULES: Final = (
     "workers",
     "top",
     "watch",
-    "web",
     "queues",
     "groups",
     "schedules",
