@@ -141,7 +141,7 @@ def throughput_known_since(context: QueueContext) -> tuple[datetime, datetime]:
     created = context.messages.log.state.metadata.get("createdTime") or 0  # in milliseconds
     publishes = born = to_datetime(created * 1000)
     if index.forgotten_to >= 0:
-        publishes = to_datetime(next(iter(index.files.committed_at), context.now()))
+        publishes = to_datetime(index.files[0].committed_at if index.files else context.now())
     kept = min(context.settings.history_retention, _MOST_KEPT)
     oldest = to_datetime(context.now()) - kept
     first_day = oldest.replace(hour=0, minute=0, second=0, microsecond=0)

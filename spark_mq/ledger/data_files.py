@@ -1,28 +1,30 @@
-"""Hold the list of published data files in columns, at about 100 bytes for each file."""
+"""Hold the list of published data files in columns, at about 100 bytes for each file.
+
+A list never changes. A longer one shares the parts of the one before, except for the last, which
+is small and is copied. Small parts become larger ones from time to time, as in a binary counter,
+so that 100,000 files are about twelve parts, and each file was copied as often.
+"""
 
 from __future__ import annotations
 
-import sys
-import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Final, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final, Generic, TypeVar, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns, TimedRun
+from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns
 from spark_mq.ledger.slots import priorities_of
 from spark_mq.util.columns import to_array, to_arrow
 
-__all__ = ["DataFile", "FileColumns", "FileList", "FileTexts", "PathColumn"]
+__all__ = ["PART_FILES", "DataFile", "FileColumns", "FileList", "SparseColumn", "Texts"]
 
-_MIN_TAIL: Final = 1_024
-"""Paths that are kept as Python strings, at least, before they go into the Arrow array."""
-_MIN_RECENT: Final = 1_024  # places in a dict, at least, before they are sorted in
+PART_FILES: Final = 64  # a part with fewer files is copied when files follow it
 _CHUNK: Final = 10_000  # paths that are Python strings at once
 
 
@@ -46,172 +48,152 @@ class DataFile:
         return self.first + self.rows - 1
 
 
-class PathColumn:
-    """A list of strings: an Arrow array, and a Python list of the last ones.
+class Texts:
+    """Strings in an Arrow array."""
 
-    It finds a string by sorted hashes, in 16 bytes for each, once somebody asks for one.
-    """
+    __slots__ = ("values",)
 
-    def __init__(self) -> None:
-        # One attribute, because another thread may read while this one grows.
-        self._parts: tuple[pa.Array, list[str]] = (pa.array([], pa.large_string()), [])
-        self._lock = threading.Lock()  # of the lookup
-        # The sorted hashes, the places in their order, and the places of strings that are not
-        # sorted in yet. One attribute, because an interrupt may come between two.
-        self._lookup: tuple[array[int], array[int], dict[str, int]] = array("q"), array("q"), {}
+    def __init__(self, values: pa.Array) -> None:
+        self.values = values
+
+    @classmethod
+    def of(cls, values: Texts | Iterable[str]) -> Texts:
+        return values if isinstance(values, Texts) else cls(pa.array(values, pa.large_string()))
 
     def __len__(self) -> int:
-        sealed, tail = self._parts
-        return len(sealed) + len(tail)
+        return len(self.values)
 
-    def __getitem__(self, at: int) -> str:
-        sealed, tail = self._parts
-        path: str = sealed[at].as_py() if at < len(sealed) else tail[at - len(sealed)]
-        return path
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Texts: ...
+    def __getitem__(self, at: int | slice) -> str | Texts:
+        if isinstance(at, slice):
+            return Texts(pa.concat_arrays([self.values[at]]))  # a view would keep all of them
+        text: str = self.values[at].as_py()
+        return text
 
-    def append(self, path: str) -> None:
-        sealed, tail = self._parts
-        tail.append(path)
-        if len(tail) >= max(_MIN_TAIL, len(sealed) // 4):
-            self._seal()
+    def __add__(self, other: Texts | tuple[str, ...]) -> Texts:
+        return Texts(pa.concat_arrays([self.values, Texts.of(other).values]))
 
-    def extend(self, paths: pa.Array | pa.ChunkedArray) -> None:
-        chunks = paths.chunks if isinstance(paths, pa.ChunkedArray) else [paths]
-        parts = [self._seal(), *(chunk.cast(pa.large_string()) for chunk in chunks)]
-        self._parts = (pa.concat_arrays(parts), [])
-
-    def truncate(self, count: int) -> None:
-        sealed, tail = self._parts
-        self._parts = (sealed[:count], tail[: max(0, count - len(sealed))])
-
-    def to_arrow(self, start: int, end: int) -> pa.Array:
-        sealed, tail = self._parts
-        begin = len(sealed)
-        rest = tail[max(0, start - begin) : max(0, end - begin)]
-        if start >= begin:
-            return pa.array(rest, pa.large_string())
-        parts = [sealed.slice(start, end - start), pa.array(rest, pa.large_string())]
-        return pa.concat_arrays(parts)
-
-    def _seal(self) -> pa.Array:
-        sealed, tail = self._parts
-        if tail:
-            sealed = pa.concat_arrays([sealed, pa.array(tail, pa.large_string())])
-            self._parts = (sealed, [])
-        return sealed
-
-    def find(self, path: str, count: int) -> int | None:
-        """Return the place of a string among the first `count`, which never shrink. Thread-safe."""
-        with self._lock:
-            hashes, places, recent = self._catch_up(count)
-            if path in recent:
-                return recent[path]
-            wanted = hash(path)
-            at = bisect_left(hashes, wanted)
-            while at < len(hashes) and hashes[at] == wanted:
-                if self[places[at]] == path:
-                    return places[at]
-                at += 1
-            return None
-
-    def _catch_up(self, count: int) -> tuple[array[int], array[int], dict[str, int]]:
-        _, places, recent = self._lookup
-        if count - len(places) > max(_MIN_RECENT, len(places) // 8):
-            self._sort_in(count)
-        else:
-            for place in range(len(places) + len(recent), count):
-                recent[self[place]] = place
-        return self._lookup
-
-    def _sort_in(self, end: int) -> None:
-        known, before, _ = self._lookup
-        hashes, start = array("q", known), len(before)
-        for low in range(start, end, _CHUNK):
-            hashes.extend(map(hash, self.to_arrow(low, min(end, low + _CHUNK)).to_pylist()))
-        column = to_arrow(hashes)
-        places = to_arrow(array("q", chain(before, range(start, end))))
-        order = pc.sort_indices(column)
-        self._lookup = to_array(column.take(order)), to_array(places.take(order)), {}
+    def __radd__(self, other: tuple[str, ...]) -> Texts:
+        return Texts.of(other) + self
 
 
-class FileTexts:
-    """The text of each file that has one, by the first sequence of the file, in order."""
+_T = TypeVar("_T")
 
-    def __init__(self) -> None:
-        self.firsts = array("q")
-        self._texts: list[str] = []
 
-    def add(self, first: int, text: str) -> None:
-        self._texts.append(text)
-        self.firsts.append(first)
+@dataclass(frozen=True, slots=True)
+class SparseColumn(Generic[_T]):
+    """The values of those files that have one, with the first sequences of these files."""
 
-    def of(self, first: int) -> str:
-        """Return the text of the file with a first sequence, or an empty one."""
+    firsts: array[int]
+    values: Any  # an array of numbers, texts, a tuple of strings or times, of _T each
+
+    def of(self, first: int) -> _T | None:
+        """Return the value of the file with a first sequence, or None."""
         at = bisect_left(self.firsts, first)
         known = at < len(self.firsts) and self.firsts[at] == first
-        return self._texts[at] if known else ""
+        return self.values[at] if known else None
 
-    def items(self, start: int = 0) -> Iterator[tuple[int, str]]:
-        """Yield the first sequence and the text of each file from a place on, in order."""
-        # Another thread may add one.
-        return zip(self.firsts[start:], self._texts[start:], strict=False)
+    def between(self, first: int, last: int) -> SparseColumn[_T]:
+        """Return the values of files that begin in ``first..last``."""
+        part = slice(bisect_left(self.firsts, first), bisect_right(self.firsts, last))
+        return SparseColumn(self.firsts[part], self.values[part])
 
-    def truncate(self, last: int) -> None:
-        """Drop the texts of files that begin after a sequence."""
-        kept = bisect_right(self.firsts, last)
-        del self.firsts[kept:], self._texts[kept:]
+    def sealed(self) -> SparseColumn[_T]:
+        """Return the strings in an Arrow array."""
+        return SparseColumn(self.firsts, Texts.of(self.values)) if self.firsts else self
 
-    def tail(self, first: int) -> FileTexts:
-        """Return the texts of the files that begin at or after a sequence."""
-        kept, start = FileTexts(), bisect_left(self.firsts, first)
-        kept.firsts, kept._texts = self.firsts[start:], self._texts[start:]
-        return kept
+    def __add__(self, other: SparseColumn[_T]) -> SparseColumn[_T]:
+        if not self.firsts or not other.firsts:
+            return other if other.firsts else self
+        return SparseColumn(self.firsts + other.firsts, self.values + other.values)
 
 
-class FileList(Sequence[DataFile]):
-    """All published files in sequence order. It only grows.
+def _sparse(
+    files: Sequence[DataFile],
+    name: str,
+    empty: SparseColumn[Any],
+    column: Callable[[Iterable[Any]], Any] = tuple,
+) -> SparseColumn[Any]:
+    pairs = [(file.first, value) for file in files if (value := getattr(file, name))]
+    if not pairs:
+        return empty
+    return SparseColumn(array("q", (first for first, _ in pairs)), column([v for _, v in pairs]))
 
-    One thread at a time may add files, while others read. They find a file by its first sequence,
-    so a file's first sequence is added last.
-    """
 
-    def __init__(self, before: int = 0) -> None:
-        self.firsts = array("q")
-        self.rows = array("q")
-        self.sizes = array("q")
-        self.committed_at = array("q")
-        self.before = array("q")  # messages in all files before this one
-        self.paths = PathColumn()
-        self.total = self._before_all = before
-        self.timed = array("q")  # the first sequences of the files with times
-        self._times = TimeColumns()
-        self.with_slots = array("q")  # the first sequences of the files with slots
-        self._slots = PathColumn()
-        self.prioritised = array("q")  # the first sequences of the files with a priority above 0
-        self.priorities = array("H")  # the set of the priorities of each of them
-        self.batches = FileTexts()  # the message batch of a file
-        self.replacing = FileTexts()  # the messages that those of a file replace
-        self.addressed = FileTexts()  # the only group that gets the messages of a file
+_NO_TEXTS: Final[SparseColumn[str]] = SparseColumn(array("q"), ())
+_NO_TIMES: Final[SparseColumn[DeliveryTimes]] = SparseColumn(array("q"), TimeColumns.joined(()))
+_NO_PRIORITIES: Final[SparseColumn[int]] = SparseColumn(array("q"), array("H"))
 
-    def last_at(self, at: int) -> int:
-        return self.firsts[at] + self.rows[at] - 1
 
-    def last_of(self, first: int) -> int:
-        at = bisect_left(self.firsts, first)
-        # Another thread may be about to add the file.
-        return self.last_at(at) if at < len(self.firsts) else first
+@dataclass(frozen=True)
+class FileColumns:
+    """Consecutive files in columns, in sequence order, none of them empty."""
+
+    firsts: array[int]
+    rows: array[int]
+    sizes: array[int]
+    committed_at: array[int]
+    paths: Any  # texts, or a tuple in a part that is copied when files follow it
+    times: SparseColumn[DeliveryTimes] = _NO_TIMES
+    slots: SparseColumn[str] = _NO_TEXTS
+    priorities: SparseColumn[int] = _NO_PRIORITIES  # the sets of priorities of files with one > 0
+    batches: SparseColumn[str] = _NO_TEXTS
+    replaces: SparseColumn[str] = _NO_TEXTS
+    groups: SparseColumn[str] = _NO_TEXTS
+
+    @classmethod
+    def of(cls, files: Sequence[DataFile]) -> FileColumns:
+        return cls(
+            array("q", [file.first for file in files]),
+            array("q", [file.rows for file in files]),
+            array("q", [file.size for file in files]),
+            array("q", [file.committed_at for file in files]),
+            tuple([file.path for file in files]),
+            _sparse(files, "times", _NO_TIMES, TimeColumns.joined),
+            slots := _sparse(files, "slots", _NO_TEXTS),
+            cls.priorities_of(slots),
+            _sparse(files, "batch", _NO_TEXTS),
+            _sparse(files, "replaces", _NO_TEXTS),
+            _sparse(files, "group", _NO_TEXTS),
+        )
+
+    @staticmethod
+    def priorities_of(slots: SparseColumn[str]) -> SparseColumn[int]:
+        """Return the sets of priorities of the files with a priority above 0."""
+        if not slots.firsts:
+            return _NO_PRIORITIES
+        pairs = ((first, priorities_of(slots.values[at])) for at, first in enumerate(slots.firsts))
+        known = [(first, priorities) for first, priorities in pairs if priorities]
+        firsts, sets = (array(kind, (pair[at] for pair in known)) for at, kind in enumerate("qH"))
+        return SparseColumn(firsts, sets)
 
     def __len__(self) -> int:
         return len(self.firsts)
 
-    @overload
-    def __getitem__(self, at: int) -> DataFile: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[DataFile]: ...
-    def __getitem__(self, at: int | slice) -> DataFile | list[DataFile]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
+    def __add__(self, other: FileColumns) -> FileColumns:
+        return FileColumns(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
+
+    def sealed(self) -> FileColumns:
+        """Return the files with all strings in Arrow arrays."""
+        texts = (getattr(self, name).sealed() for name in _TEXTS)
+        paths = Texts.of(self.paths)
+        return replace(self, paths=paths, **dict(zip(_TEXTS, texts, strict=True)))
+
+    def part(self, start: int, end: int) -> FileColumns:
+        """Return the files at places `start` to `end`."""
+        if start <= 0 and end >= len(self):
+            return self
+        files = slice(start, end)
+        begin, last = (self.firsts[start], self.firsts[end - 1]) if start < end else (0, -1)
+        return FileColumns(
+            *(getattr(self, name)[files] for name in _DENSE),
+            *(getattr(self, name).between(begin, last) for name in _SPARSE),
+        )
+
+    def file(self, at: int) -> DataFile:
         first = self.firsts[at]
         return DataFile(
             first,
@@ -219,146 +201,202 @@ class FileList(Sequence[DataFile]):
             self.paths[at],
             self.sizes[at],
             self.committed_at[at],
-            self.times_of(first),
-            self.slots_of(first),
-            self.batches.of(first),
-            self.replacing.of(first),
-            self.addressed.of(first),
+            self.times.of(first),
+            self.slots.of(first) or "",
+            self.batches.of(first) or "",
+            self.replaces.of(first) or "",
+            self.groups.of(first) or "",
         )
 
+    def last_at(self, at: int) -> int:
+        return self.firsts[at] + self.rows[at] - 1
+
+    def last_with(self, column: SparseColumn[Any]) -> int:
+        """Return the last sequence of the last file that has a value, or -1."""
+        return self.last_at(bisect_left(self.firsts, column.firsts[-1])) if column.firsts else -1
+
+    @cached_property
+    def before(self) -> array[int]:
+        """Return the number of messages before each file."""
+        return array("q", accumulate(self.rows[:-1], initial=0))
+
+    @cached_property
+    def messages(self) -> int:
+        return sum(self.rows)
+
+    def find(self, path: str) -> int | None:
+        """Return the place of a file, or None."""
+        if len(self) < PART_FILES:
+            return next((at for at, known in enumerate(self.paths) if known == path), None)
+        hashes, places = self._lookup
+        wanted = hash(path)
+        for at in range(bisect_left(hashes, wanted), bisect_right(hashes, wanted)):
+            if self.paths[places[at]] == path:
+                return places[at]
+        return None
+
+    @cached_property
+    def _lookup(self) -> tuple[array[int], array[int]]:
+        """Return the sorted hashes of the paths, and the places in their order."""
+        hashes = array("q")
+        for low in range(0, len(self), _CHUNK):
+            hashes.extend(map(hash, self.paths.values[low : low + _CHUNK].to_pylist()))
+        column = to_arrow(hashes)
+        order = pc.sort_indices(column)
+        return to_array(column.take(order)), to_array(order)
+
+
+_NAMES: Final = tuple(field.name for field in fields(FileColumns))
+_DENSE, _SPARSE = _NAMES[:5], _NAMES[5:]
+_TEXTS: Final = ("slots", "batches", "replaces", "groups")
+
+
+class FileList(Sequence[DataFile]):
+    """All published files in sequence order, after some messages that were forgotten."""
+
+    def __init__(self, parts: Iterable[FileColumns] = (), forgotten: int = 0) -> None:
+        self.parts = tuple(parts)
+        self.forgotten = forgotten
+        self._firsts = [part.firsts[0] for part in self.parts]
+        self._places = list(accumulate(map(len, self.parts), initial=0))
+        messages = (part.messages for part in self.parts)
+        self._before = list(accumulate(messages, initial=forgotten))
+        self.total = self._before[-1]
+
+    def followed_by(self, files: FileColumns) -> FileList:
+        """Return a list with more files, which begin after the last one."""
+        if not len(files):
+            return self
+        parts = list(self.parts)
+        if parts and len(parts[-1]) < PART_FILES:
+            files = parts.pop() + files
+        if len(files) >= PART_FILES:
+            files = files.sealed()
+            while parts and len(parts[-1]) <= len(files):
+                files = parts.pop() + files
+        return FileList((*parts, files), self.forgotten)
+
+    def after(self, start: int) -> FileList:
+        """Return the files from a place on."""
+        if not start:
+            return self
+        if start == len(self):
+            return FileList((), self.total)
+        number, at = self._at(start)
+        part = self.parts[number]
+        rest = part.part(at, len(part))
+        return FileList((rest, *self.parts[number + 1 :]), self._before[number] + part.before[at])
+
+    def columns(self, start: int, end: int) -> FileColumns:
+        """Return the files at places `start` to `end`."""
+        whole = FileColumns.of(())
+        for place, part in zip(self._places, self.parts, strict=False):
+            low, high = max(start - place, 0), min(end - place, len(part))
+            if low < high:
+                whole = whole + part.part(low, high)
+        return whole.sealed()
+
+    def __len__(self) -> int:
+        return self._places[-1]
+
+    @overload
+    def __getitem__(self, at: int) -> DataFile: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[DataFile]: ...
+    def __getitem__(self, at: int | slice) -> DataFile | list[DataFile]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(*at.indices(len(self)))]
+        number, place = self._at(range(len(self))[at])
+        return self.parts[number].file(place)
+
+    def _at(self, place: int) -> tuple[int, int]:
+        number = bisect_right(self._places, place, 0, len(self.parts)) - 1
+        return number, place - self._places[number]
+
     def __iter__(self) -> Iterator[DataFile]:
-        return (self[at] for at in range(len(self)))
+        return (part.file(at) for part in self.parts for at in range(len(part)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
+    def __hash__(self) -> int:
+        return hash((len(self), self.total))
+
+    def first_at(self, place: int) -> int:
+        number, at = self._at(place)
+        return self.parts[number].firsts[at]
+
+    def last_at(self, place: int) -> int:
+        number, at = self._at(place)
+        return self.parts[number].last_at(at)
+
+    @cached_property
+    def with_slots(self) -> bool:
+        """Return whether a file has slots."""
+        return any(part.slots.firsts for part in self.parts)
+
+    @cached_property
+    def last_timed(self) -> int:
+        """Return the last sequence of the last file with times, or -1."""
+        return max((part.last_with(part.times) for part in self.parts), default=-1)
+
+    @cached_property
+    def last_addressed(self) -> int:
+        """Return the last sequence of the last file for one group alone, or -1."""
+        return max((part.last_with(part.groups) for part in self.parts), default=-1)
+
+    def locate(self, seq: int) -> tuple[FileColumns, int] | None:
+        """Return the last file that begins at or before a sequence, or None."""
+        number = bisect_right(self._firsts, seq) - 1
+        if number < 0:
+            return None
+        part = self.parts[number]
+        return part, bisect_right(part.firsts, seq) - 1
+
+    def begun_at(self, seq: int) -> int:
+        """Return the number of files that begin at or before a sequence."""
+        number = bisect_right(self._firsts, seq) - 1
+        if number < 0:
+            return 0
+        return self._places[number] + bisect_right(self.parts[number].firsts, seq)
+
+    def messages_up_to(self, seq: int) -> int:
+        number = bisect_right(self._firsts, seq) - 1
+        if number < 0:
+            return self.forgotten if seq >= 0 else 0
+        part = self.parts[number]
+        at = bisect_right(part.firsts, seq) - 1
+        within = min(seq - part.firsts[at] + 1, part.rows[at])
+        return self._before[number] + part.before[at] + within
+
+    def nth_message(self, rank: int) -> int:
+        """Return the sequence of a message by the number of those before it."""
+        number = bisect_right(self._before, rank) - 1
+        part, rank = self.parts[number], rank - self._before[number]
+        at = bisect_right(part.before, rank) - 1
+        return part.firsts[at] + rank - part.before[at]
+
+    def parts_in(self, first: int, last: int) -> Sequence[FileColumns]:
+        """Return the parts with the files of ``first..last``."""
+        begin = max(0, bisect_right(self._firsts, first) - 1)
+        return self.parts[begin : bisect_right(self._firsts, last)]
+
+    def values_in(
+        self, column: Callable[[FileColumns], SparseColumn[_T]], first: int, last: int
+    ) -> Iterator[tuple[int, int, _T]]:
+        """Yield the bounds and the value of each file in ``first..last`` that has one."""
+        for part in self.parts_in(first, last):
+            sparse = column(part)
+            begin = max(0, bisect_right(sparse.firsts, first) - 1)
+            for at in range(begin, bisect_right(sparse.firsts, last)):
+                start = sparse.firsts[at]
+                end = part.last_at(bisect_left(part.firsts, start))
+                if end >= first:
+                    yield start, end, sparse.values[at]
 
     def find(self, path: str) -> int | None:
         """Return the place of a file, or None."""
-        return self.paths.find(path, len(self))
-
-    def times_of(self, first: int) -> DeliveryTimes | None:
-        at = bisect_left(self.timed, first)
-        if at == len(self.timed) or self.timed[at] != first:
-            return None
-        return DeliveryTimes(self._times, at, self.rows[bisect_left(self.firsts, first)])
-
-    def slots_of(self, first: int) -> str:
-        at = bisect_left(self.with_slots, first)
-        known = at < len(self.with_slots) and self.with_slots[at] == first
-        return self._slots[at] if known else ""
-
-    def extend(self, files: Sequence[DataFile]) -> None:
-        """Add files that follow all others, all or none."""
-        self._drop_partial()
-        total = self.total
-        for file in files:
-            self.before.append(total)
-            total += file.rows
-            self.rows.append(file.rows)
-            self.sizes.append(file.size)
-            self.committed_at.append(file.committed_at)
-            self.paths.append(file.path)
-            if file.times is not None:
-                file.times.copy_to(self._times)
-                self.timed.append(file.first)
-            if file.slots:
-                self._add_slots(file.first, file.slots)
-            if file.batch:
-                self._add_name(self.batches, file.first, file.batch)
-            if file.replaces:
-                self.replacing.add(file.first, file.replaces)
-            if file.group:
-                self._add_name(self.addressed, file.first, file.group)
-        self.firsts.extend(array("q", (file.first for file in files)))
-        self.total = total
-
-    def extend_columns(self, columns: FileColumns) -> None:
-        self._drop_partial()
-        sums = array("q", accumulate(columns.rows, initial=self.total))
-        total = sums.pop()
-        self.before.extend(sums)
-        self.rows.extend(columns.rows)
-        self.sizes.extend(columns.sizes)
-        self.committed_at.extend(columns.committed_at)
-        self.paths.extend(columns.paths)
-        for at, runs in columns.times:
-            self._times.append(runs)
-            self.timed.append(columns.firsts[at])
-        for at, slots in columns.slots:
-            self._add_slots(columns.firsts[at], slots)
-        for at, batch in columns.batches:
-            self._add_name(self.batches, columns.firsts[at], batch)
-        for at, replaced in columns.replaces:
-            self.replacing.add(columns.firsts[at], replaced)
-        for at, group in columns.groups:
-            self._add_name(self.addressed, columns.firsts[at], group)
-        self.firsts.extend(columns.firsts)
-        self.total = total
-
-    def _drop_partial(self) -> None:
-        """Drop the values that an interrupted call has added."""
-        count = len(self.firsts)
-        if len(self.before) > count:
-            for column in (self.before, self.rows, self.sizes, self.committed_at):
-                del column[count:]
-            self.paths.truncate(count)
-            timed = bisect_right(self.timed, self.firsts[-1]) if count else 0
-            del self.timed[timed:]
-            self._times.truncate(timed)
-            kept = bisect_right(self.with_slots, self.firsts[-1]) if count else 0
-            del self.with_slots[kept:]
-            self._slots.truncate(kept)
-            prioritised = bisect_right(self.prioritised, self.firsts[-1]) if count else 0
-            del self.prioritised[prioritised:], self.priorities[prioritised:]
-            for texts in (self.batches, self.replacing, self.addressed):
-                texts.truncate(self.firsts[-1] if count else -1)
-        self.total = self.before[-1] + self.rows[-1] if count else self._before_all
-
-    def tail(self, start: int) -> FileList:
-        kept = FileList(self.before[start] if start < len(self) else self.total)
-        first = self.firsts[start] if start < len(self) else 0
-        low = bisect_left(self.timed, first)
-        kept.timed = self.timed[low:]
-        kept._times = self._times.tail(low)
-        begin, end = bisect_left(self.with_slots, first), len(self.with_slots)
-        kept.with_slots = self.with_slots[begin:]
-        kept._slots.extend(pa.concat_arrays([self._slots.to_arrow(begin, end)]))
-        prioritised = bisect_left(self.prioritised, first)
-        kept.prioritised = self.prioritised[prioritised:]
-        kept.priorities = self.priorities[prioritised:]
-        kept.batches, kept.replacing = self.batches.tail(first), self.replacing.tail(first)
-        kept.addressed = self.addressed.tail(first)
-        kept.rows, kept.sizes = self.rows[start:], self.sizes[start:]
-        kept.committed_at, kept.before = self.committed_at[start:], self.before[start:]
-        # A copy, because a slice would keep all paths in memory.
-        kept.paths.extend(pa.concat_arrays([self.paths.to_arrow(start, len(self))]))
-        kept.firsts, kept.total = self.firsts[start:], self.total
-        return kept
-
-    def _add_slots(self, first: int, slots: str) -> None:
-        self._slots.append(slots)
-        if priorities := priorities_of(slots):
-            self.priorities.append(priorities)
-            self.prioritised.append(first)
-        self.with_slots.append(first)
-
-    def _add_name(self, names: FileTexts, first: int, name: str) -> None:
-        names.add(first, sys.intern(name))  # many files share it
-
-
-@dataclass(frozen=True, slots=True)
-class FileColumns:
-    """Files as columns, in sequence order, none of them empty."""
-
-    firsts: array[int]
-    rows: array[int]
-    sizes: array[int]
-    committed_at: array[int]
-    paths: pa.Array | pa.ChunkedArray
-    times: Iterable[tuple[int, Iterable[TimedRun]]] = ()  # the places and runs of files with times
-    slots: Iterable[tuple[int, str]] = ()  # the places and slots of files with slots
-    batches: Iterable[tuple[int, str]] = ()  # the places and batches of files of a batch
-    replaces: Iterable[tuple[int, str]] = ()  # the places of files that replace messages, and which
-    groups: Iterable[tuple[int, str]] = ()  # the places of files for one group, and that group
+        for place, part in zip(self._places, self.parts, strict=False):
+            if (at := part.find(path)) is not None:
+                return place + at
+        return None

@@ -113,9 +113,8 @@ class LaneSelector:
         lane_shares = LaneShares(ledger, index, rules) if divides else None
         if lane_shares is not None:
             self._is_open &= ~index.layout.of_lanes(lane_shares.full_lanes)
-        row_filter, replaced = None, _NOTHING_REPLACED
-        if index.files.replacing.firsts:  # most queues have none, and do not pay for it
-            replaced = index.replaced_after(ledger.head.start_sequence)
+        row_filter = None
+        replaced = index.replaced_after(ledger.head.start_sequence)
         addressed = index.is_addressed_after(ledger.head.start_sequence)
         if request.matches is not None or replaced or addressed:
             room = rules.max_tracked_ranges - ledger.size

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.data_files import FileColumns, FileList, FileTexts
-from spark_mq.ledger.delivery_times import NO_TIME, TimedRun
+from spark_mq.ledger.data_files import FileColumns, SparseColumn, Texts
+from spark_mq.ledger.delivery_times import NO_TIME, DeliveryTimes, TimeColumns
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS
 from spark_mq.util.columns import to_array, to_arrow
@@ -61,28 +61,54 @@ COMMITS_SCHEMA: Final = pa.schema(
 )
 
 
-def publish_rows(files: FileList, start: int, end: int) -> pa.Table:
-    """Return the rows of the files at places `start` to `end`."""
-    part = slice(start, end)
-    first, rows = to_arrow(files.firsts[part]), to_arrow(files.rows[part])
+def publish_rows(files: FileColumns) -> pa.Table:
+    """Return the rows of files."""
+    first, rows = to_arrow(files.firsts), to_arrow(files.rows)
+
     return _table(
-        end - start,
+        len(files),
         {
             "version": pc.shift_right(first, ORDINAL_BITS),
-            "kind": pa.repeat(pa.scalar(PUBLISH), end - start),
-            "path": files.paths.to_arrow(start, end).cast(pa.string()),
+            "kind": pa.repeat(pa.scalar(PUBLISH), len(files)),
+            "path": files.paths.values.cast(pa.string()),
             "first": first,
             "last": pc.subtract(pc.add(first, rows), 1),
             "rows": rows,
-            "size": to_arrow(files.sizes[part]),
-            "committed_at": to_arrow(files.committed_at[part]).cast(_INSTANT),
-            "times": _times_column(files, start, end),
-            "slots": _slots_column(files, start, end),
-            "batch": _text_column(files.batches, files, start, end),
-            "replaces": _text_column(files.replacing, files, start, end),
-            "consumer_group": _text_column(files.addressed, files, start, end),
+            "size": to_arrow(files.sizes),
+            "committed_at": to_arrow(files.committed_at).cast(_INSTANT),
+            "times": _column_of(files, files.times, _runs(files.times.values)),
+            "slots": _text_column(files, files.slots),
+            "batch": _text_column(files, files.batches),
+            "replaces": _text_column(files, files.replaces),
+            "consumer_group": _text_column(files, files.groups),
         },
     )
+
+
+def _column_of(files: FileColumns, column: SparseColumn[Any], values: pa.Array) -> pa.Array:
+    """Return the value of each file, or null without one."""
+    return values.take(pc.index_in(to_arrow(files.firsts), to_arrow(column.firsts)))
+
+
+def _text_column(files: FileColumns, column: SparseColumn[str]) -> pa.Array:
+    return _column_of(files, column, Texts.of(column.values).values.cast(pa.string()))
+
+
+def _runs(times: TimeColumns) -> pa.Array:
+    """Return the runs of each file with times."""
+    stops, deliver_at, expires_at = times.runs
+    starts = {0, *times.ends}
+    counts = (stop - (0 if at in starts else stops[at - 1]) for at, stop in enumerate(stops))
+    values = pa.StructArray.from_arrays(
+        [to_arrow(array("q", counts)), _instants(deliver_at), _instants(expires_at)],
+        fields=list(_RUN),
+    )
+    return pa.ListArray.from_arrays(pa.array([0, *times.ends], pa.int32()), values, type=_RUNS)
+
+
+def _instants(times: array[int]) -> pa.Array:
+    column = to_arrow(times)
+    return pc.if_else(pc.equal(column, NO_TIME), None, column).cast(_INSTANT)
 
 
 def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
@@ -118,42 +144,6 @@ def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
     return pa.table(whole, schema=COMMITS_SCHEMA)
 
 
-def _slots_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the slots of each file, or null without slots."""
-    if not files.with_slots:
-        return pa.nulls(end - start, pa.string())
-    return pa.array([files.slots_of(first) or None for first in files.firsts[start:end]])
-
-
-def _text_column(texts: FileTexts, files: FileList, start: int, end: int) -> pa.Array:
-    """Return the text of each file, or null without one."""
-    if not texts.firsts:
-        return pa.nulls(end - start, pa.string())
-    found = [texts.of(first) or None for first in files.firsts[start:end]]
-    return pa.array(found, pa.string())
-
-
-def _times_column(files: FileList, start: int, end: int) -> pa.Array:
-    """Return the runs of each file, or null without times."""
-    found = [files.times_of(first) for first in files.firsts[start:end]] if files.timed else []
-    if not any(found):
-        return pa.nulls(end - start, _RUNS)
-    runs, counts = (array("q"), array("q"), array("q")), array("q")
-    for times in found:
-        counts.append(0 if times is None else times.append_to(*runs))
-    values = pa.StructArray.from_arrays(
-        [to_arrow(runs[0]), _instants(runs[1]), _instants(runs[2])], fields=list(_RUN)
-    )
-    offsets = pa.array(accumulate(counts, initial=0), pa.int32())
-    missing = pa.array([times is None for times in found])
-    return pa.ListArray.from_arrays(offsets, values, type=_RUNS, mask=missing)
-
-
-def _instants(times: array[int]) -> pa.Array:
-    column = to_arrow(times)
-    return pc.if_else(pc.equal(column, NO_TIME), None, column).cast(_INSTANT)
-
-
 def of_kind(
     rows: pa.Table, wanted: pa.ChunkedArray, kind: str, *names: str
 ) -> Iterator[tuple[Any, ...]]:
@@ -177,40 +167,42 @@ def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileC
         found = rows[name].filter(mask)
         return found if order is None else found.take(order)
 
+    slots = _texts(firsts, column("slots"))
     return FileColumns(
         firsts,
         to_array(column("rows")),
         to_array(column("size")),
         to_array(column("committed_at")),
-        column("path"),
-        _runs(column("times")),
-        _texts(column("slots")),
-        _texts(column("batch")),
-        _texts(column("replaces")),
-        _texts(column("consumer_group")),
+        _to_texts(column("path")),
+        _times(firsts, column("times")),
+        slots,
+        FileColumns.priorities_of(slots),
+        _texts(firsts, column("batch")),
+        _texts(firsts, column("replaces")),
+        _texts(firsts, column("consumer_group")),
     )
 
 
-def _texts(column: pa.ChunkedArray) -> Iterator[tuple[int, str]]:
-    """Yield the place and the text of each file that has one."""
-    base = 0
-    for chunk in column.chunks:
-        for at in pc.indices_nonzero(pc.is_valid(chunk)).to_pylist():
-            yield base + at, chunk[at].as_py()
-        base += len(chunk)
+def _to_texts(column: pa.ChunkedArray) -> Texts:
+    chunks = column.cast(pa.large_string()).chunks
+    return Texts(pa.concat_arrays([Texts.of(()).values, *chunks]))  # a copy of what is kept alone
 
 
-def _runs(column: pa.ChunkedArray) -> Iterator[tuple[int, Iterable[TimedRun]]]:
-    """Yield the place and the runs of each file with times."""
-    base = 0
-    for chunk in column.chunks:
-        for at in pc.indices_nonzero(pc.is_valid(chunk)).to_pylist():
-            values = chunk[at].values
-            if len(values):
-                rows = values.field("rows").to_pylist()
-                due, ends = (
-                    values.field(name).cast(pa.int64()).to_pylist()
-                    for name in ("deliver_at", "expires_at")
-                )
-                yield base + at, zip(rows, due, ends, strict=True)
-        base += len(chunk)
+def _texts(firsts: array[int], column: pa.ChunkedArray) -> SparseColumn[str]:
+    """Return the texts of the files that have one."""
+    return SparseColumn(_firsts_with(firsts, pc.is_valid(column)), _to_texts(column.drop_null()))
+
+
+def _firsts_with(firsts: array[int], mask: pa.ChunkedArray) -> array[int]:
+    return to_array(to_arrow(firsts).filter(mask)) if pc.any(mask).as_py() else array("q")
+
+
+def _times(firsts: array[int], column: pa.ChunkedArray) -> SparseColumn[DeliveryTimes]:
+    """Return the times of the files that have some."""
+    counts = pc.fill_null(pc.list_value_length(column), 0)
+    values = column.combine_chunks().flatten()
+    names = ("rows", "deliver_at", "expires_at")
+    numbers = (pc.fill_null(values.field(name).cast(pa.int64()), NO_TIME) for name in names)
+    runs = zip(*map(to_array, numbers), strict=True)
+    files = (islice(runs, count) for count in to_array(counts) if count)
+    return SparseColumn(_firsts_with(firsts, pc.greater(counts, 0)), TimeColumns.of(files))

@@ -142,8 +142,8 @@ class MessageLog:
             return index
         past = file_columns(self.commits.past(first, index.forgotten_to))
         full = MessageIndex(forgotten=index.forgotten - sum(past.rows), lanes=index.layout.lanes)
-        full.extend_columns(past, index.version)
-        full.extend(index.files, index.version)
+        for columns in (past, *index.files.parts):
+            full = full.extended_columns(columns, index.version)
         return full
 
     def known(self) -> MessageIndex:
@@ -170,13 +170,8 @@ class MessageLog:
         if self.log.generation != self._generation:
             self._check_known(latest)
             self._generation = self.log.generation
-        try:
-            if self._published.index.version < latest:
-                self._catch_up(latest)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # an interrupt: half of a commit may be in it
-                self._published = self.none_published()
-            raise
+        if self._published.index.version < latest:
+            self._catch_up(latest)
         if len(self._published.index.files) >= self._forget_at:
             self._forget_as_swept()
             self._forget_at = max(FORGET_FILES, 2 * len(self._published.index.files))

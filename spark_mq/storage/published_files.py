@@ -7,7 +7,6 @@ Files that were trimmed and that no group needs are forgotten.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from spark_mq.delta.actions import AddFile, Commit, RemovedFile, log_path, restore_hint
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
+from spark_mq.ledger.data_files import FileList
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
 from spark_mq.ledger.replaced import valid_replaced
@@ -70,9 +70,9 @@ class PublishedFiles:
         """Return whether this is the applied commit of its version."""
         version, paths = commit.version, {file.path for file in commit.adds}
         files = self.index.files
-        start = bisect_left(files.firsts, sequence(version, 0))
-        end = bisect_left(files.firsts, sequence(version + 1, 0))
-        published = {files.paths[at] for at in range(start, end)}
+        published = {
+            file.path for file in files[_begun(files, version) : _begun(files, version + 1)]
+        }
         return published <= paths and all(self.knows(path) for path in paths)
 
     def knows(self, path: str) -> bool:
@@ -82,11 +82,10 @@ class PublishedFiles:
     def version_of(self, path: str) -> int | None:
         """Return the version that published a file, or None."""
         place = self.index.files.find(path)
-        return None if place is None else self.index.files.firsts[place] >> ORDINAL_BITS
+        return None if place is None else self.index.files.first_at(place) >> ORDINAL_BITS
 
     def forget(self, up_to: int) -> None:
         """Forget commits that all groups have settled and a trim has dropped, up to a sequence."""
-        # Others may use the old index, so it does not change.
         self.index = self.index.without_settled(up_to)
         forgotten = self.rewritten(self.index.forgotten_to)
         self._rewritten = {k: v for k, v in self._rewritten.items() if k not in forgotten}
@@ -137,12 +136,13 @@ class PublishedFiles:
         last = self._newest_source(removes) if removes and fresh else None
         if restored and last is None and self.index.forgotten_to >= 0:
             last = self.index.forgotten_to  # all others are known
-        self.index.extend(files, version)
+        index = self.index.extended(files, version)
         published = {file.path for file in files if file.rows}
         self._rewritten.update((path, (version, last)) for path in fresh if path not in published)
         self.producer_numbers.update(
             (app, (number, version)) for app, number in commit.txns.items()
         )
+        self.index = index  # last, so that the commit of an interrupted call is applied again
 
     def _publishes(self, commit: Commit, fresh: Mapping[str, AddFile]) -> list[DataFile]:
         """Return the files that a commit without removes publishes, with their sequences."""
@@ -240,11 +240,10 @@ class PublishedFiles:
         """Return the commits after `version`, up to `up_to`, as rows of ``commits/``."""
         end = self.index.version if up_to is None else up_to
         files = self.index.files
-        low, high = (bisect_left(files.firsts, sequence(one + 1, 0)) for one in (version, end))
         rewrites = ((path, *found) for path, found in self._rewritten.items())
         numbers = ((app, *found) for app, found in self.producer_numbers.items())
         parts = [
-            publish_rows(files, low, high),
+            publish_rows(files.columns(_begun(files, version + 1), _begun(files, end + 1))),
             rewrite_rows(one for one in rewrites if version < one[1] <= end),
             # A number may be newer than the batch. It shows all that an app has published.
             producer_number_rows(one for one in numbers if one[2] > version),
@@ -253,9 +252,9 @@ class PublishedFiles:
 
     def version_after(self, version: int, files: int) -> int:
         """Return the last version of a batch of about `files` files."""
-        firsts = self.index.files.firsts
-        at = bisect_left(firsts, sequence(version + 1, 0)) + files
-        return self.index.version if at >= len(firsts) else firsts[at] >> ORDINAL_BITS
+        known = self.index.files
+        at = _begun(known, version + 1) + files
+        return self.index.version if at >= len(known) else known.first_at(at) >> ORDINAL_BITS
 
     def load_rows(self, rows: pa.Table, version: int) -> None:
         """Add rows of ``commits/`` up to `version` that are not known yet."""
@@ -267,9 +266,15 @@ class PublishedFiles:
                 (number, at), self.producer_numbers.get(app, (number, at))
             )
         is_kept = pc.greater(pc.fill_null(rows["last"], -1), self.index.forgotten_to)
-        self.index.extend_columns(file_columns(rows, pc.and_(is_new, is_kept)), version)
+        columns = file_columns(rows, pc.and_(is_new, is_kept))
+        self.index = self.index.extended_columns(columns, version)
         # The rows are several times as large as the data that is kept of them.
         pa.default_memory_pool().release_unused()
+
+
+def _begun(files: FileList, version: int) -> int:
+    """Return the number of files of the commits before a version."""
+    return files.begun_at(sequence(version, 0) - 1)
 
 
 def _footer_rows(files: ObjectStore, path: str) -> int:

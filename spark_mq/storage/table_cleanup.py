@@ -100,7 +100,8 @@ def drop_files(
 
 def _blocks(files: FileList, count: int) -> Iterator[set[str]]:
     for low in range(0, count, BLOCK_FILES):
-        yield set(files.paths.to_arrow(low, min(count, low + BLOCK_FILES)).to_pylist())
+        paths = files.columns(low, min(count, low + BLOCK_FILES)).paths
+        yield set(paths.values.to_pylist())
 
 
 def _folders(paths: set[str]) -> set[str]:

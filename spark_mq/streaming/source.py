@@ -201,8 +201,8 @@ class StreamSource:
             self.ledger.run(SettleLost(self.options.fail_on_data_loss))
             view = self._view(command)
         log, start = view.log, view.ledger.head.start_sequence
-        replaced = log.files.replacing.firsts and log.replaced_after(start)
-        if view.settings.filter is not None or replaced or log.is_addressed_after(start):
+        skips = view.settings.filter is not None or log.replaced_after(start)
+        if skips or log.is_addressed_after(start):
             self._skip_filtered(command)
             view = self._view(command)
         # Only the rules of leasing themselves know: caps, isolation and delayed messages all count.

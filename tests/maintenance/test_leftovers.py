@@ -233,8 +233,8 @@ def test_a_file_whose_commit_lands_during_the_look_stays(
     byte_store.clear()
     assert landed == [True]
     fresh = again(queue)
-    named = messages_of(fresh).published().index.files.paths
-    assert data_files(fresh) == list(named)
+    named = messages_of(fresh).published().index.files
+    assert data_files(fresh) == [file.path for file in named]
     assert unreadable(fresh) == []
 
 
@@ -307,8 +307,8 @@ def test_a_full_list_keeps_what_a_slower_sweep_is_about_to_delete(
 
     byte_store.inject("delete_many", of=messages_of(frozen).files, before=go_on)
     messages_of(frozen).clean_leftovers()
-    named = messages_of(again(queue)).published().index.files.paths
-    assert set(named) <= set(data_files(queue))
+    named = messages_of(again(queue)).published().index.files
+    assert {file.path for file in named} <= set(data_files(queue))
 
 
 def test_letters_move_although_the_list_of_leftovers_is_gone(

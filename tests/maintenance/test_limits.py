@@ -213,7 +213,7 @@ def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:
         published = table.published()
         for number in range(1, 200_001):
             file = DataFile(sequence(number, 0), 1, f"part-{uuid.uuid4()}.parquet", 900, 10**15)
-            published.index.extend([file], number)
+            published.index = published.index.extended([file], number)
         table.commits.index(published, 0)
     """
     run(code, tmp_path / "queue")

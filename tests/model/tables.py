@@ -91,7 +91,7 @@ class MemoryMessages(MessageTable):
                 place = self.held_index.files.find(files[0].path)
                 if place is not None:
                     pending.landed = files
-                    version = self.held_index.files.firsts[place] >> ORDINAL_BITS
+                    version = self.held_index.files.first_at(place) >> ORDINAL_BITS
                     return PublishReceipt.of_files(version, files, met)
             if txn is not None:
                 check_txn(self.last_number(txn[0]), txn, after)
@@ -124,7 +124,7 @@ class MemoryMessages(MessageTable):
             first = sequence(version, ordinal)
             files.append(DataFile(first, file.rows, file.path, file.size, at, times, file.slots))
             ordinal += file.rows
-        self.held_index.extend(files, version)
+        self.held_index = self.held_index.extended(files, version)
         self.active.update(file.path for file in files)
         return PublishReceipt.of_files(version, written, met)
 
@@ -178,7 +178,7 @@ class MemoryMessages(MessageTable):
             } & self.active
             if gone:
                 self.active -= gone
-                self.held_index.extend((), self.held_index.version + 1)
+                self.held_index = self.held_index.extended((), self.held_index.version + 1)
             for path in gone:
                 self.files.delete(path)
             return len(gone)

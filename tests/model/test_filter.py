@@ -227,8 +227,10 @@ MUTANTS = [
     Mutant("what does not match is skipped", "", "WalkFilter.skip", returns(None)),
     Mutant("a file that no check has read is not leased from", "", "FileProblems.unsure",
            returns([])),
-    Mutant("a group gets nothing that is for another", "", "FileTexts.of", returns("")),
-    Mutant("a group gets what is for it", "", "FileTexts.of", then(lambda name, a: name and "x")),
+    Mutant("a group gets nothing that is for another", "", "FileColumns.file",
+           then(lambda file, a: replace(file, group=""))),
+    Mutant("a group gets what is for it", "", "FileColumns.file",
+           then(lambda file, a: replace(file, group=file.group and "x"))),
     Mutant("a group without a filter skips, too", "", "MessageIndex.is_addressed_after",
            returns(False)),
 ]  # fmt: skip

@@ -145,7 +145,7 @@ class LedgerMachine(RuleBasedStateMachine):
             added.append(DataFile(first, rows, f"{self.version}-{number}", rows * size, self.now))
             self.naive.messages += [Message(first + row, size) for row in range(rows)]
             ordinal += rows
-        self.index.extend(added, self.version)
+        self.index = self.index.extended(added, self.version)
 
     @rule(passed=seconds, bit=st.sampled_from([0, 0, 1]))
     def wait(self, passed, bit):

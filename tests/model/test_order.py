@@ -96,7 +96,7 @@ class Order(RuleBasedStateMachine):
         at = [self.now + due * SECOND if due else None for *_, due in of]
         times = DeliveryTimes.of((1, due, None) for due in at) if any(at) else None
         text = encode_slots(self.layout.lanes, [(number, 1) for number, *_ in of])
-        self.index.extend(
+        self.index = self.index.extended(
             [DataFile(first, len(of), str(first), 10 * len(of), self.now, times, text)],
             self.version,
         )

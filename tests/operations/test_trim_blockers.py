@@ -198,10 +198,8 @@ def test_an_expiry_can_be_set_later_and_reaches_open_groups(make: Make, clock: M
 
 def index_of(*rows: int) -> MessageIndex:
     """An index with a file for each number of rows. File n was committed at n."""
-    index = MessageIndex(version=0)
     files = [DataFile(at << 32, n, f"f{at}", n, at) for at, n in enumerate(rows)]
-    index.extend(files, len(rows))
-    return index
+    return MessageIndex(files, len(rows))
 
 
 def test_no_group_counts_twice_and_none_is_needed() -> None:

@@ -190,7 +190,7 @@ def test_a_turn_of_fresh_messages_ends_before_a_lower_priority() -> None:
     group = ordered(file_of(1, (9, 0, 1)), max_delivery_attempts=None)
     for n in range(8):
         if n == 5:
-            group.index.extend([file_of(2, (9, 1, 1), (0, 1, 1))], 2)
+            group.index = group.index.extended([file_of(2, (9, 1, 1), (0, 1, 1))], 2)
         assert group.lease(f"a{n}", 1) == [sequence(1, 0)]
         group.settle("nack", f"a{n}", delay=0)
     group.rules = replace(group.rules, order="none")
@@ -202,7 +202,7 @@ def test_a_higher_priority_of_a_key_waits_for_the_lease_of_its_lane() -> None:
     group = ordered(file_of(1, (0, 0, 1)), file_of(2, (9, 0, 1)))
     group.index = MessageIndex([file_of(1, (0, 0, 1))], 1, lanes=LANES)
     group.lease("a", 1)
-    group.index.extend([file_of(2, (9, 0, 1))], 2)
+    group.index = group.index.extended([file_of(2, (9, 0, 1))], 2)
     assert group.lease("b", 1) == []
     group.settle("ack", "a")
     group.lease("b", 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 import tracemalloc
 from array import array
 from bisect import bisect_left
 from dataclasses import replace
+from itertools import accumulate
 
 import pyarrow as pa
 import pytest
@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.having import having
 
+from spark_mq.ledger.data_files import PART_FILES, SparseColumn, Texts
+from spark_mq.ledger.delivery_times import TimeColumns
 from spark_mq.ledger.message_index import (
     DataFile,
     DeliveryTimes,
@@ -24,6 +26,7 @@ from spark_mq.ledger.message_index import (
     sequence,
 )
 from spark_mq.ledger.replaced import encode_replaced
+from spark_mq.ledger.slots import SlotLayout, decode_slots, encode_slots
 from spark_mq.util.clock import SECOND
 
 NUMBERS = ("first", "rows", "size", "committed_at")
@@ -120,8 +123,7 @@ def test_slices_hold_exactly_what_was_asked(log, data):
 @given(logs(), st.integers(0, 12))
 def test_growing_is_as_being_built_at_once(log, at):
     files, version = log
-    index = MessageIndex(files[:at], 0)
-    index.extend(files[at:], version)
+    index = MessageIndex(files[:at], 0).extended(files[at:], version)
     whole = MessageIndex(files, version)
     assert index == having(
         files=whole.files, total=whole.total, last_sequence=whole.last_sequence, version=version
@@ -160,14 +162,12 @@ def test_a_slice_across_files_and_commits():
 def test_files_out_of_order_are_refused(first):
     index = MessageIndex([DataFile(0, 3, "a", 1, 1)], 0)
     with pytest.raises(ValueError, match="out of order"):
-        index.extend([DataFile(first, 1, "b", 1, 1)], 1)
+        index.extended([DataFile(first, 1, "b", 1, 1)], 1)
 
 
 def test_commits_without_messages_move_the_version_and_it_never_steps_back():
     index = MessageIndex([DataFile(0, 3, "a", 1, 1)], 0)
-    index.extend([], 7)
-    index.extend([], 4)
-    assert index.version == 7
+    assert index.extended([], 7).extended([], 4).version == 7
 
 
 @pytest.mark.parametrize(
@@ -241,20 +241,23 @@ def test_columns_are_the_files(log, data):
     for part in (timed[: len(timed) // 2], timed[len(timed) // 2 :]):
         columns = FileColumns(
             *(array("q", (getattr(f, name) for f in part)) for name in NUMBERS),
-            pa.array([f.path for f in part], pa.large_string()),
-            [(at, f.times.runs) for at, f in enumerate(part) if f.times is not None],
+            Texts.of([f.path for f in part]),
+            SparseColumn(
+                array("q", [f.first for f in part if f.times is not None]),
+                TimeColumns.of(f.times.runs for f in part if f.times is not None),
+            ),
         )
-        half.extend_columns(columns, version)
+        half = half.extended_columns(columns, version)
     assert half.files == grown.files
     assert half.total == grown.total
-    assert list(half.files.tail(len(timed) // 2)) == timed[len(timed) // 2 :]
+    assert list(half.files.after(len(timed) // 2)) == timed[len(timed) // 2 :]
 
 
 def test_columns_out_of_order_are_refused():
     one = [array("q", [5, 4]), array("q", [1, 1]), array("q", [1, 1]), array("q", [1, 1])]
-    columns = FileColumns(*one, pa.array(["a", "b"], pa.large_string()))
+    columns = FileColumns(*one, Texts.of(["a", "b"]))
     with pytest.raises(ValueError, match="files out of order: 4 after 5"):
-        MessageIndex().extend_columns(columns, 1)
+        MessageIndex().extended_columns(columns, 1)
 
 
 def test_an_index_costs_about_a_hundred_bytes_a_file():
@@ -263,64 +266,57 @@ def test_an_index_costs_about_a_hundred_bytes_a_file():
     tracemalloc.start()
     arrow = pa.total_allocated_bytes()
     index = MessageIndex()
-    for number in range(20_000):
+    for number in range(5_000):
         path = f"part-{number:032x}-0000.parquet"
         times = DeliveryTimes.of([(1, number * SECOND, None)])
-        index.extend([DataFile(sequence(number, 0), 1, path, 1000, 10**15, times)], number)
+        index = index.extended(
+            [DataFile(sequence(number, 0), 1, path, 1000, 10**15, times)], number
+        )
     python = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     used = python + pa.total_allocated_bytes() - arrow
     assert used / len(index.files) < 250
 
 
-def test_an_interrupted_addition_leaves_nothing_behind():
-    """Ctrl-C may come at any line. The columns then have different lengths."""
-    times = DeliveryTimes.of([(2, 7, None)])
-    before = [DataFile(sequence(1, 0), 2, "a", 1, 1, times), DataFile(sequence(2, 0), 1, "b", 1, 1)]
-    added = [
-        DataFile(sequence(3, 0), 2, "c", 1, 1, times),
-        DataFile(sequence(3, 2), 2, "d", 1, 1, times),
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=12), st.data())
+def test_an_index_never_changes_and_a_longer_one_shares_most_of_it(
+    counts: list[int], data: st.DataObject
+) -> None:
+    """Commits of up to 90 files, so that parts are copied, begun and joined."""
+    layout, total = SlotLayout(4), sum(counts)
+    texts = [encode_slots(4, [(layout.number(at % 3, at % 4), 2)]) for at in range(total)]
+    times = DeliveryTimes.of([(1, 7, None), (1, None, 9)])
+    files = [
+        DataFile(sequence(at, 0), 2, f"f{at}", at, at, times if at % 5 == 0 else None, texts[at])
+        for at in range(total)
     ]
-    lines = 0
-    while True:
-        index = MessageIndex(before, 2)
-        left = lines
-
-        def interrupt(frame, event, arg):
-            nonlocal left
-            if event == "line":
-                left -= 1
-                if left < 0:
-                    raise KeyboardInterrupt
-            return interrupt
-
-        sys.settrace(interrupt)
-        try:
-            index.extend(added, 3)
-            done = True
-        except KeyboardInterrupt:
-            done = False
-        finally:
-            sys.settrace(None)
-        if len(index.files) == 2:
-            assert (index.total, list(index.files)) == (3, before)
-            assert index.files.find("c") is None
-            index.extend(added, 3)
-        assert list(index.files) == [*before, *added]
-        index.extend([DataFile(sequence(4, 0), 1, "e", 1, 1)], 4)
-        assert (index.total, index.files[-1].path, index.count(0, 1 << 40)) == (8, "e", 8)
-        assert [f.path for f in index.timed_files(-1)] == ["a", "c", "d"]
-        assert [index.files.find(path) for path in "abcde"] == [0, 1, 2, 3, 4]
-        if done:
-            return
-        lines += 1
+    indexes, end = [MessageIndex(lanes=4)], 0
+    for count in counts:
+        indexes.append(indexes[-1].extended(files[end : end + count], end + count))
+        end += count
+    ends = [0, *accumulate(counts)]
+    for at in data.draw(st.permutations(range(len(indexes)))):
+        index, known = indexes[at], files[: ends[at]]
+        assert list(index.files) == known
+        assert (index.total, index.version) == (2 * len(known), ends[at] or -1)
+        assert [file.first for file in index.timed_files(-1)] == [f.first for f in known[::5]]
+        assert [index.files.find(f.path) for f in files[:: max(1, total // 9)]] == [
+            place if place < len(known) else None for place in range(0, total, max(1, total // 9))
+        ]
+        runs = list(index.slot_runs(0, 1 << 62))
+        assert [run[0] for run in runs] == [decode_slots(f.slots).numbers[0] for f in known]
+        whole = sum({1 << run[0] for run in runs})
+        assert index.slots_in(0, index.last_sequence) == whole or not known
+    sizes = [len(part) for part in indexes[-1].files.parts]
+    assert len(sizes) <= 2 + total.bit_length()
+    assert all(size >= PART_FILES for size in sizes[:-1])
 
 
 @pytest.mark.parametrize("asked_at", [{0, 1, 900, 1_500, 2_999}, {2_999}])
 def test_a_file_is_found_by_its_path_while_the_index_grows_and_forgets(asked_at: set[int]) -> None:
     index, paths = MessageIndex(), [f"part-{number}" for number in range(3_000)]
     for number, path in enumerate(paths):
-        index.extend([DataFile(sequence(number, 0), 1, path, 1, 1)], number)
+        index = index.extended([DataFile(sequence(number, 0), 1, path, 1, 1)], number)
         if number in asked_at:
             assert [index.files.find(one) for one in paths[: number + 1]] == [*range(number + 1)]
             assert index.files.find(f"part-{number + 1}") is None
@@ -337,12 +333,6 @@ def test_a_part_of_a_slice_has_its_share_of_the_bytes():
     assert whole.part(0, 10) == whole
 
 
-def test_a_file_that_another_thread_is_about_to_add_ends_where_it_begins() -> None:
-    index = MessageIndex([DataFile(sequence(1, 0), 3, "a", 30, 1)], 1)
-    assert index.files.last_of(sequence(1, 0)) == sequence(1, 2)
-    assert index.files.last_of(sequence(2, 0)) == sequence(2, 0)
-
-
 def test_the_messages_of_a_batch_are_found_without_those_between() -> None:
     files = [
         DataFile(sequence(1, 0), 2, "a", 2, 0, batch="x"),
@@ -357,10 +347,9 @@ def test_the_messages_of_a_batch_are_found_without_those_between() -> None:
     assert index.batches() == {"x": [x, last], "y": [y]}
     assert list(index.files) == files
     assert index.without_settled(sequence(3, 0)).batches() == {"x": [last], "y": [y]}
-    index.files.batches.add(sequence(6, 0), "z")  # an interrupted call was about to add a file
-    index.files.before.append(9)
-    index.extend([DataFile(sequence(7, 0), 1, "f", 1, 0, batch="y")], 7)
-    assert index.batches() == {"x": [x, last], "y": [y, (sequence(7, 0), sequence(7, 0))]}
+    longer = index.extended([DataFile(sequence(7, 0), 1, "f", 1, 0, batch="y")], 7)
+    assert longer.batches() == {"x": [x, last], "y": [y, (sequence(7, 0), sequence(7, 0))]}
+    assert index.batches() == {"x": [x, last], "y": [y]}
 
 
 def test_what_later_files_replace_is_found_by_file() -> None:
@@ -376,14 +365,12 @@ def test_what_later_files_replace_is_found_by_file() -> None:
     assert index.replaced_after(-1) == index.replaced_after(first + 2) == found
     assert not index.replaced_after(first + 3)
     more = DataFile(third, 1, "c", 1, 0, replaces=encode_replaced([first + 2, second]))
-    index.files.replacing.add(third, more.replaces)  # an interrupted call was about to add it
-    index.files.before.append(7)
-    assert index.replaced_after(-1) == found
-    index.extend([more], 3)
+    before, index = index, index.extended([more], 3)
     assert index.replaced_after(-1) == {
         first: [(first + 1, first + 3)],
         second: [(second, second)],
     }
+    assert before.replaced_after(-1) == found
     assert list(index.files)[2] == more
     assert index.without_settled(sequence(1, 9)).replaced_after(-1) == {second: [(second, second)]}
 
@@ -405,15 +392,12 @@ def test_files_for_one_group_are_known_to_the_others() -> None:
     assert not index.is_addressed_after(three + 2)
     rest = index.without_settled(two + 1)
     assert rest.for_others(0, four, "audit") == [(three, three + 2)]
-    index.files.addressed.add(sequence(5, 0), "mail")  # an interrupted call was about to add it
-    index.files.before.append(11)
-    index.extend([DataFile(sequence(6, 0), 1, "f", 1, 0)], 6)
+    index = index.extended([DataFile(sequence(6, 0), 1, "f", 1, 0)], 6)
     assert index.for_others(0, sequence(9, 0), "lake") == [(two, two + 1)]
     columns = FileColumns(
         *(array("q", column) for column in ([one, two], [1, 2], [1, 2], [0, 0])),
-        pa.array(["a", "b"], pa.large_string()),
-        groups=[(1, "mail")],
+        Texts.of(["a", "b"]),
+        groups=SparseColumn(array("q", [two]), Texts.of(["mail"])),
     )
-    loaded = MessageIndex()
-    loaded.extend_columns(columns, 2)
+    loaded = MessageIndex().extended_columns(columns, 2)
     assert loaded.for_others(0, two, "lake") == [(two, two)]

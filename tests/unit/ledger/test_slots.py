@@ -158,7 +158,7 @@ def test_blocks_of_files_have_the_slots_of_their_files(
             for at, lanes in enumerate(files, 1)]  # fmt: skip
     index = MessageIndex(lanes=LANES)
     for half in (made[: len(made) // 2], made):  # what is known of the first half is still true
-        index.extend(half[len(index.files) :], len(files))
+        index = index.extended(half[len(index.files) :], len(files))
         places = [seq for file in half for seq in range(file.first, file.last + 1)] or [0]
         for one, other in ranges:
             first, last = sorted((places[one % len(places)], places[other % len(places)]))
@@ -193,13 +193,3 @@ def test_a_smaller_index_keeps_the_slots_of_its_files() -> None:
     assert list(kept.slot_runs(sequence(3, 0), sequence(3, 3))) == list(
         index.slot_runs(sequence(3, 0), sequence(3, 3))
     )
-
-
-def test_files_of_an_interrupted_call_are_dropped_with_their_slots() -> None:
-    index = _index()
-    index.files._add_slots(sequence(9, 0), "4|5|1")
-    index.files.before.append(9)
-    index.files.rows.append(1)
-    index.extend([DataFile(sequence(4, 0), 1, "d", 1, 1)], 4)
-    assert list(index.files.with_slots) == [sequence(1, 0), sequence(3, 0)]
-    assert list(index.files.prioritised) == [sequence(1, 0)]
