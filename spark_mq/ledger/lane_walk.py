@@ -76,7 +76,7 @@ class LaneWalk:
         self.skips = False  # whether unread messages may lie before others that were taken
         self.reach = -1  # up to here a plain walk has taken all unread messages that are due
         self._unsettled = ledger.find((AVAILABLE, BLOCKED)) if ordered else []
-        self._slots: list[int] = []  # of the first of these rows
+        self._slots: dict[int, int] = {}  # of the rows that were visited
 
     @property
     def full(self) -> bool:
@@ -167,14 +167,14 @@ class LaneWalk:
         if self.plain:
             yield from zip(rows, repeat(self._no_lane))
             return
-        index, known = self._index, self._slots if self._ordered else []
+        index, known = self._index, self._slots
         firsts, lasts = self._ledger.first_sequences, self._ledger.last_sequences
         rows = self._unsettled if self._ordered else rows
         for at in range(0, len(rows), _CHUNK):
             some = rows[at : at + _CHUNK]
-            if at >= len(known):
-                known += index.slots_of(firsts, lasts, some)
-            yield from zip(some, known[at : at + _CHUNK], strict=True)
+            if new := [row for row in some if row not in known]:
+                known.update(zip(new, index.slots_of(firsts, lasts, new), strict=True))
+            yield from ((row, known[row]) for row in some)
 
     def _closed(self, is_open: int, slots: int) -> int:
         """Return the open slots after messages that are not taken."""
