@@ -103,7 +103,7 @@ class Acquire(Command[Grant]):
             acked=acks.get("messages", 0),
             sink_key=view.settings.sink_key,
         )
-        if found.dead and not view.looked:
+        if found.dead and not view.fresh:
             return Change(None, grant)  # a trim may have dropped them
         if self.batch is None and view.damage is not None and not (grant.ranges or grant.skipped):
             raise view.damage

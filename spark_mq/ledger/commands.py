@@ -116,7 +116,7 @@ class View(NamedTuple):
     numbers: Mapping[str, int | None] = MappingProxyType({})  # of transactions, by app
     held: frozenset[str] = frozenset()  # leases that commands of this commit settle or extend
     exists: bool = True
-    looked: bool = True  # the ledger is not only the last known one
+    fresh: bool = True  # the ledger is not only the last known one
     new_id: str = ""  # random, another one at each try, if the command needs it
     files: FileProblems = _NO_PROBLEMS
 

@@ -368,7 +368,7 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
     as_in_a_store(queue)
 
     def look(view: View) -> Change[str]:
-        looks.append(view.looked)
+        looks.append(view.fresh)
         if fails:
             raise ValueError("no")
         return Change(None, "nothing")
