@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -16,15 +16,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.action_json import add_action, encode_actions
-from spark_mq.delta.actions import OPERATION_ID, checkpoint_path, version_of
+from spark_mq.delta.actions import OPERATION_ID, AddFile, checkpoint_path, version_of
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.log_start import CHECKPOINT_HINT, check_start, find_start, last_checkpoint
+from spark_mq.delta.log_start import (
+    CHECKPOINT_HINT,
+    check_start,
+    find_start,
+    last_checkpoint,
+    starting_state,
+)
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import to_storage_error
 
 __all__ = [
     "KEPT_BY_THE_SWEEP",
+    "Secure",
     "checkpoint_if_due",
     "checkpoint_soon",
     "create_table",
@@ -74,12 +81,23 @@ _SCHEMA: Final = pa.schema(
 )
 
 
+# Makes files durable that a commit did not sync. Of a checkpoint that names others, no commit might
+# be left from which they could be written again.
+Secure = Callable[[Iterable[AddFile]], None]
+# In the metadata of a checkpoint: whether its writer has made its files durable.
+_SECURED: Final = b"spark_mq.secured"
+
+
 def encode_checkpoint(
-    log: DeltaLog, state: TableState, base: Iterable[str], since: int
+    log: DeltaLog,
+    state: TableState,
+    base: Sequence[str],
+    since: int,
+    secure: Secure | None = None,
 ) -> tuple[memoryview, int]:
     """Return a checkpoint as Parquet, and its number of rows. Raise FileNotFoundError."""
     touched: set[str] = set()
-    added: dict[str, dict[str, Any]] = {}
+    added: dict[str, AddFile] = {}
     for version in range(since + 1, state.version + 1):
         commit = log.read_commit(version)
         for gone in commit.removes:
@@ -87,18 +105,36 @@ def encode_checkpoint(
             added.pop(gone.path, None)
         for file in commit.adds:
             touched.add(file.path)
-            added[file.path] = _as_row(add_action(file, 0, False))
+            added[file.path] = file
+    if secure is not None:
+        secure(added.values())
+        secure(file for file in _unsecured(log.store, base) if file.path not in touched)
     rows: list[dict[str, Any]] = [
         {"protocol": msgspec.to_builtins(state.protocol)},
         {"metaData": _metadata(state.metadata)},
         *({"txn": {"appId": app, "version": number}} for app, number in state.txns.items()),
-        *({"add": row} for row in added.values()),
+        *({"add": _as_row(add_action(file, 0, False))} for file in added.values()),
     ]
     old = [_old_files(log, path, touched) for path in base]
     table = pa.concat_tables([pa.Table.from_pylist(rows, _SCHEMA), *old])
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="snappy", store_schema=False)
+    with pq.ParquetWriter(sink, _SCHEMA, compression="snappy", store_schema=False) as writer:
+        writer.write_table(table)
+        if secure is not None:
+            writer.add_key_value_metadata({_SECURED: b"true"})
     return memoryview(sink.getvalue()), table.num_rows
+
+
+def _unsecured(store: ObjectStore, checkpoint: Sequence[str]) -> list[AddFile]:
+    """Return the files of a checkpoint whose writer has not made them durable."""
+    if not checkpoint or all(_is_secured(store, path) for path in checkpoint):
+        return []
+    return starting_state(store, checkpoint, True).files()
+
+
+def _is_secured(store: ObjectStore, path: str) -> bool:
+    with store.open(path) as file:
+        return _SECURED in (pq.ParquetFile(file).metadata.metadata or ())
 
 
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,11 +243,11 @@ def create_table(
     return log.put(0, data) or log.foreign_commit(0, operation) is None
 
 
-def write_checkpoint(store: ObjectStore) -> int:
+def write_checkpoint(store: ObjectStore, secure: Secure | None = None) -> int:
     """Write a checkpoint of the latest version, and return it. Raise CorruptLog, StorageError."""
     for left in reversed(range(_ATTEMPTS)):  # a cleaner may delete a file during the read
         try:
-            return _write_checkpoint(store)
+            return _write_checkpoint(store, secure)
         except (OSError, pa.ArrowInvalid) as error:
             if not left:
                 check_start(store)
@@ -221,17 +257,19 @@ def write_checkpoint(store: ObjectStore) -> int:
     raise AssertionError("unreachable")
 
 
-def _write_checkpoint(store: ObjectStore) -> int:
+def _write_checkpoint(store: ObjectStore, secure: Secure | None) -> int:
     log = DeltaLog(store, track_files=False)
     state = log.refresh()
     base = find_start(store) or ()
     since = version_of(base[0]) if base else -1
     if since < state.version:
-        data, rows = encode_checkpoint(log, state, base, since)
+        data, rows = encode_checkpoint(log, state, base, since, secure)
         # A cleaner deletes the commits before it, so it must survive a power cut.
         store.write(checkpoint_path(state.version), data)
         since = state.version
     else:
+        if secure is not None:
+            secure(_unsecured(store, base))
         with store.open(checkpoint_path(since)) as file:
             rows = pq.ParquetFile(file).metadata.num_rows
     if last_checkpoint(store) < since:
@@ -239,14 +277,14 @@ def _write_checkpoint(store: ObjectStore) -> int:
     return since
 
 
-def checkpoint_soon(store: ObjectStore, version: int) -> None:
+def checkpoint_soon(store: ObjectStore, version: int, secure: Secure | None = None) -> None:
     """Write a checkpoint in a thread, unless this process is writing one of the table."""
     thread = _writing.get(store.root)
     if thread is not None and thread.is_alive():
         return
     # Not a daemon. The interpreter waits for it at exit, because delta-rs must not be cut off.
     thread = threading.Thread(
-        target=_checkpoint, args=(store, version), name=f"checkpoint-{version}"
+        target=_checkpoint, args=(store, version, secure), name=f"checkpoint-{version}"
     )
     _writing[store.root] = thread
     try:
@@ -256,9 +294,9 @@ def checkpoint_soon(store: ObjectStore, version: int) -> None:
         _log_not_written(store, version, error)
 
 
-def _checkpoint(store: ObjectStore, version: int) -> None:
+def _checkpoint(store: ObjectStore, version: int, secure: Secure | None) -> None:
     try:
-        write_checkpoint(store)
+        write_checkpoint(store, secure)
     except Exception as error:
         _log_not_written(store, version, error)
     finally:
@@ -280,7 +318,13 @@ def wait_for_checkpoints(path: str | None = None) -> None:
             thread.join()
 
 
-def checkpoint_if_due(store: ObjectStore, version: int) -> None:
-    """Write a checkpoint if the last one is too old, because it reads the whole log again."""
-    if version - last_checkpoint(store) >= SWEEP_INTERVAL:
-        write_checkpoint(store)
+def checkpoint_if_due(store: ObjectStore, version: int, secure: Secure | None = None) -> None:
+    """Write a checkpoint if the last one is too old, because it reads the whole log again.
+
+    With `secure`, also if the last one may name files that are not durable.
+    """
+    last = last_checkpoint(store)
+    if version - last >= SWEEP_INTERVAL or (
+        secure is not None and last >= 0 and not _is_secured(store, checkpoint_path(last))
+    ):
+        write_checkpoint(store, secure)

@@ -1,30 +1,25 @@
-"""Encode and decode small Parquet files much faster than pyarrow.
+"""Encode small Parquet files much faster than pyarrow.
 
-pyarrow sets up a writer or a reader for each file and each column. For a few rows that is nearly
-all of its time. These files use the simplest form of the format, which every engine reads. They
+pyarrow sets up a writer for each file and each column. For a few rows that is nearly all of its
+time. These files use the simplest form of the format, which every engine reads. They
 have one row group, one uncompressed PLAIN page with a checksum for each column, and no statistics.
 """
 
 from __future__ import annotations
 
 import struct
-import sys
 import zlib
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
 __all__ = ["SmallFileEncoder"]
 
-_STRINGS: Final = pa.string()
-_BOOLEANS: Final = pa.bool_()
 _MAGIC: Final = b"PAR1"
 _CREATED_BY: Final = b"spark_mq"
 _FOOTER_END: Final = b"\x28" + bytes((len(_CREATED_BY),)) + _CREATED_BY + b"\x00"
 _PAGE_START: Final = b"\x15\x00\x15"
-_CHECKSUM_BYTES: Final = 6
-_TAIL_BYTES: Final = 8  # the footer's length and the magic number
 _BOOLEAN, _INT32, _INT64, _BYTES = 0, 1, 2, 6  # physical types
 _STRUCT: Final = 12  # in a list, by Thrift
 # Thrift structs: the fields of a schema element that name the logical type.
@@ -41,7 +36,7 @@ _KINDS: Final[dict[pa.DataType, tuple[int, bytes]]] = {
 
 
 class SmallFileEncoder:
-    """Encode and decode rows of one schema, whose nullable columns have the types in _KINDS."""
+    """Encode rows of one schema, whose nullable columns have the types in _KINDS."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -77,40 +72,6 @@ class SmallFileEncoder:
             + b"".join(chunks) + size + count + b"\x00" + _FOOTER_END
         )  # fmt: skip
         return b"".join((*parts, footer, struct.pack("<i", len(footer)), _MAGIC))
-
-    def decode(self, data: bytes, names: Container[str]) -> dict[str, pa.Array] | None:
-        """Return columns of a file by name, or None if this class has not encoded the file."""
-        if sys.byteorder != "little":
-            return None
-        try:
-            return self._decode(data, names)
-        except (ValueError, IndexError, OverflowError, struct.error, pa.ArrowException):
-            return None  # a damaged file, whose damage pyarrow names
-
-    def _decode(self, data: bytes, names: Container[str]) -> dict[str, pa.Array] | None:
-        end = len(data) - _TAIL_BYTES
-        footer = end - struct.unpack_from("<i", data, end)[0]
-        if not (
-            data.startswith(_MAGIC)
-            and data.endswith(_MAGIC)
-            and data.startswith(self._start, footer)
-            and data.endswith(_FOOTER_END, 0, end)
-        ):
-            return None
-        rows = _read_varint(data, footer + len(self._start) + 1)[0] >> 1
-        at, page_tail, found = len(_MAGIC), _page_tail(rows), {}
-        for field in self._schema:
-            start = at + len(_PAGE_START)
-            size, after = _read_varint(data, start)
-            sizes = _PAGE_START + data[start:after] + b"\x15" + data[start:after]
-            begin = at + len(sizes) + _CHECKSUM_BYTES + len(page_tail)
-            content = data[begin : begin + (size >> 1)]
-            if data[at:begin] != sizes + _checksum(content) + page_tail:
-                return None
-            at = begin + len(content)
-            if field.name in names:
-                found[field.name] = _column(field.type, content, rows)
-        return found if at == footer else None
 
 
 def _root(columns: int) -> bytes:
@@ -177,78 +138,6 @@ def _checksum(content: bytes) -> bytes:
 
 def _page_tail(rows: int) -> bytes:
     return b"\x1c\x15" + _varint(rows) + b"\x15\x00\x15\x06\x15\x06\x00\x00"
-
-
-def _column(kind: pa.DataType, content: bytes, rows: int) -> pa.Array:
-    """Return the column in the content of a page. Raise ValueError if it is damaged."""
-    at = 4 + struct.unpack_from("<i", content)[0]
-    run, first = _read_varint(content, 4)
-    if run & 1:
-        present = int.from_bytes(content[first:at], "little")
-        if present >> rows:
-            raise ValueError("levels of more rows")
-        count, validity = present.bit_count(), pa.py_buffer(content[first:at])
-    elif run >> 1 != rows:
-        raise ValueError("levels of another number of rows")
-    elif not content[first]:
-        return pa.nulls(rows, kind)
-    else:
-        count, present, validity = rows, -1, None
-    decode = _texts if kind == _STRINGS else _booleans if kind == _BOOLEANS else _numbers
-    buffers = decode(kind, content[at:], count, present, rows)
-    return pa.Array.from_buffers(kind, rows, [validity, *map(pa.py_buffer, buffers)])
-
-
-def _numbers(
-    kind: pa.DataType, data: bytes, count: int, present: int, rows: int
-) -> tuple[bytes, ...]:
-    """Return the buffer of numbers, each in the row of its bit in `present`."""
-    width = kind.bit_width // 8
-    if len(data) != count * width:
-        raise ValueError("numbers of another size")
-    if count == rows:
-        return (data,)
-    values, empty = iter(range(0, len(data), width)), bytes(width)
-    spread = (
-        data[(at := next(values)) : at + width] if present >> row & 1 else empty
-        for row in range(rows)
-    )
-    return (b"".join(spread),)
-
-
-def _booleans(_: object, data: bytes, count: int, present: int, rows: int) -> tuple[bytes, ...]:
-    if len(data) != (count + 7) // 8:
-        raise ValueError("booleans of another size")
-    if count == rows:
-        return (data,)
-    bits, values = int.from_bytes(data, "little"), iter(range(count))
-    spread = sum((bits >> next(values) & 1) << row for row in range(rows) if present >> row & 1)
-    return (spread.to_bytes((rows + 7) // 8, "little"),)
-
-
-def _texts(_: object, data: bytes, count: int, present: int, rows: int) -> tuple[bytes, ...]:
-    ends, parts, at, end = [0], [], 0, 0
-    for row in range(rows):
-        if present >> row & 1:
-            size = int.from_bytes(data[at : at + 4], "little")
-            parts.append(data[at + 4 : at + 4 + size])
-            at, end = at + 4 + size, end + size
-        ends.append(end)
-    text = b"".join(parts)
-    text.decode()  # raises UnicodeDecodeError, a ValueError
-    if at != len(data) or len(text) != end:
-        raise ValueError("texts of another size")
-    return struct.pack(f"<{rows + 1}i", *ends), text
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an unsigned number and the place after it."""
-    number = shift = 0
-    while (byte := data[at]) > 0x7F:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-    return number | byte << shift, at + 1
 
 
 def _varint(number: int) -> bytes:

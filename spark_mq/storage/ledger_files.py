@@ -1,4 +1,7 @@
-"""Write a ledger as a data file of ``leases/``, and read ledgers and events of such files."""
+"""Write a ledger as a data file of ``leases/``, and read ledgers and events.
+
+The tag of a small file has all of its rows, so such a file is written and never read.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +34,15 @@ from spark_mq.ledger.ranges import (
     to_ranges,
     to_table,
 )
-from spark_mq.parquet.small_file import SmallFileEncoder
+from spark_mq.storage.ledger_tag import (
+    FILE_SCHEMA,
+    LEASES_SCHEMA,
+    FileRows,
+    encode_rows,
+    rows_in_tag,
+    to_arrow,
+    to_tag,
+)
 from spark_mq.util.advice import shell_command
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.recent import RecentDict
@@ -40,6 +51,7 @@ from spark_mq.util.show import show_name
 __all__ = [
     "LEASES_SCHEMA",
     "PAUSE",
+    "EncodedLedger",
     "LedgerCommit",
     "LedgerSnapshot",
     "encode_ledger",
@@ -47,35 +59,22 @@ __all__ = [
     "events_of",
     "from_rows",
     "ledger_cache",
-    "read_rows",
+    "read_ledger",
     "scan_ledgers",
     "to_ledger_commit",
     "to_rows",
     "unreadable_ledger_error",
 ]
 
-LEASES_SCHEMA: Final = pa.schema(
-    [
-        pa.field("consumer_group", pa.string()),
-        *RANGE_SCHEMA,
-        pa.field("revision", pa.int64()),
-        pa.field("detail", pa.string()),
-    ]
-)
-
 # The fields in the detail of a header row. A newer version may write more.
 _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
 _ADDED: Final = ("rate_full_at", "byte_rate_full_at", "rate_noted_at", "fair_time")
-# The columns of a data file. Delta keeps a partition's value in the log.
-_FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
-_SMALL_FILE: Final = SmallFileEncoder(_FILE_SCHEMA)
 # Up to this many rows, pyarrow's set-up of a file takes longer than its rows.
 _SMALL_ROWS: Final = 200
-_MAX_SMALL_BYTES: Final = 256 * 1024  # a larger data file is not one of few rows
 _LARGE_ROWS: Final = 1_000  # from this many rows on, the encoding of numbers is worth its set-up
-_STRINGS: Final = [f.name for f in _FILE_SCHEMA if pa.types.is_string(f.type)]
+_STRINGS: Final = [f.name for f in FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [
-    f.name for f in _FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
+    f.name for f in FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
 ]
 
 # Key in a commit's note. Its value is the pause of its writer in seconds, if others compete.
@@ -91,16 +90,20 @@ _RANGES: Final = 400_000
 _LEDGER_WEIGHT: Final = 20  # of a ledger without ranges, which takes 3 KB
 
 
-def encode_ledger(ledger: Ledger) -> tuple[bytes | memoryview, int]:
-    """Return the data file of a ledger, and its number of rows."""
+class EncodedLedger(NamedTuple):
+    """A ledger's data file, its number of rows, and its tag if it is small."""
+
+    data: bytes | memoryview
+    rows: int
+    tag: str | None
+
+
+def encode_ledger(ledger: Ledger) -> EncodedLedger:
     count = 1 + ledger.size + len(ledger.events)
     if ledger.rows is None or count > _SMALL_ROWS:
-        return _encode_table(_file_rows(ledger)), count
-    header = (*_header_range(ledger.head), ledger.head.revision, ledger.head.to_json())
-    rows: list[tuple[Any, ...]] = [header]
-    rows += [(*r, None, None) for r in ledger.rows]
-    rows += [(*_event_row(r), None, f"{event}:{r.state}") for event, r in ledger.events]
-    return _SMALL_FILE.encode(list(zip(*rows, strict=True))), count
+        return EncodedLedger(_encode_table(_file_rows(ledger)), count, None)
+    rows = FileRows.of(ledger)
+    return EncodedLedger(encode_rows(rows), count, to_tag(rows))
 
 
 def _event_row(r: Range) -> Range:
@@ -138,7 +141,7 @@ def _file_rows(ledger: Ledger) -> pa.Table:
     ]
     nulls = [pa.nulls(len(ranges), array.type) for array in more]
     parts = ([*to_table(others).columns, *more], [*ranges.columns, *nulls])
-    return pa.concat_tables([pa.table(columns, schema=_FILE_SCHEMA) for columns in parts])
+    return pa.concat_tables([pa.table(columns, schema=FILE_SCHEMA) for columns in parts])
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
@@ -195,8 +198,12 @@ def _only_head(headers: Sequence[Mapping[str, Any]]) -> LedgerHeader:
             f"program has written there",
             path="leases",
         )
+    return _checked_head(headers[0])
+
+
+def _checked_head(header: Mapping[str, Any]) -> LedgerHeader:
     try:
-        return _head(headers[0])
+        return _head(header)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotAQueue(
             f"leases/ contains an invalid header row for a consumer group: "
@@ -276,15 +283,24 @@ class LedgerCommit:
     detail: str | None = None  # that person's request
 
 
-def read_rows(store: ObjectStore, path: str, size: int, schema: pa.Schema) -> pa.Table:
-    """Return a data file's rows with null groups. Raise as :meth:`ObjectStore.read_parquet`."""
-    data = store.read(path)
-    found = _SMALL_FILE.decode(data, schema.names) if size <= _MAX_SMALL_BYTES else None
-    if found is None:  # only pyarrow can read it
-        return decode_parquet(path, data, schema)
-    rows = len(next(iter(found.values()), ()))
-    columns = [found[f.name] if f.name in found else pa.nulls(rows, f.type) for f in schema]
-    return pa.table(columns, schema=schema)
+def read_ledger(store: ObjectStore, group: str, files: Sequence[AddFile]) -> Ledger:
+    """Return the ledger in a group's files. Raise as :meth:`ObjectStore.read_parquet`."""
+    tagged = rows_in_tag(files[0]) if len(files) == 1 else None
+    if tagged is None:
+        return from_rows(_read_rows(store, files, LEASES_SCHEMA), group)
+    header = {
+        "last": tagged.last,
+        "message_count": tagged.message_count,
+        "revision": tagged.revision,
+        "detail": bytes(tagged.detail),
+    }
+    return Ledger(replace(_checked_head(header), group=group), tagged.ranges)
+
+
+def _read_rows(store: ObjectStore, files: Sequence[AddFile], schema: pa.Schema) -> pa.Table:
+    """Return the rows of files with null groups. Raise as :meth:`ObjectStore.read_parquet`."""
+    parts = [decode_parquet(file.path, store.read(file.path), schema) for file in files]
+    return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
 
 def scan_ledgers(
@@ -298,9 +314,11 @@ def scan_ledgers(
     schema = pa.schema([LEASES_SCHEMA.field(name) for name in names])
 
     def read(group: str) -> pa.Table | None:
+        tagged = rows_in_tag(files[group][0]) if len(files[group]) == 1 else None
+        if tagged is not None:
+            return to_arrow(tagged.rows(), schema)
         try:
-            parts = [read_rows(store, file.path, file.size, schema) for file in files[group]]
-            return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+            return _read_rows(store, files[group], schema)
         except (FileNotFoundError, pa.ArrowInvalid):
             ledger = read_ledger(group)
             return None if ledger is None else to_rows(group, ledger).select(names)
@@ -355,15 +373,19 @@ def _events(files: ObjectStore, version: int, add: AddFile, known: EventCache) -
     path = add.path
     if (events := known.get(path)) is not None:
         return events
-    try:
-        rows = read_rows(files, path, add.size, LEASES_SCHEMA)
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        _log.error(
-            "the history of commit %d of %s is lost: %s", version, files.root, one_line(error)
-        )
-        return LEASES_SCHEMA.empty_table()
-    # Compact, or a few events would keep the whole file in memory.
-    rows = rows.filter(pc.equal(rows["state"], EVENT)).combine_chunks()
+    tagged = rows_in_tag(add)
+    if tagged is not None:
+        rows = to_arrow(tagged.event_rows(), LEASES_SCHEMA)
+    else:
+        try:
+            rows = _read_rows(files, [add], LEASES_SCHEMA)
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            _log.error(
+                "the history of commit %d of %s is lost: %s", version, files.root, one_line(error)
+            )
+            return LEASES_SCHEMA.empty_table()
+        # Compact, or a few events would keep the whole file in memory.
+        rows = rows.filter(pc.equal(rows["state"], EVENT)).combine_chunks()
     group = add.partition.get("consumer_group")
     names = pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
     known[path] = events = rows.set_column(0, LEASES_SCHEMA.field(0), names)

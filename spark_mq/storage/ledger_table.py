@@ -11,12 +11,14 @@ import logging
 import threading
 import uuid
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
+from spark_mq.delta.log_start import last_checkpoint
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import STORE_ERRORS, to_storage_error, wrap_store_errors
@@ -36,13 +38,13 @@ from spark_mq.storage.ledger_files import (
     LedgerSnapshot,
     encode_ledger,
     event_cache,
-    from_rows,
     ledger_cache,
-    read_rows,
+    read_ledger,
     scan_ledgers,
     to_ledger_commit,
     unreadable_ledger_error,
 )
+from spark_mq.storage.ledger_tag import LEDGER_TAG, secure_files
 from spark_mq.storage.shared_look import shared_look_for
 from spark_mq.storage.table_cleanup import clean_ledger_table
 from spark_mq.util.backoff import Backoff
@@ -79,7 +81,10 @@ class LedgerTable:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
-        self.log = DeltaLog(self.files, on_checkpoint=checkpoint_soon)
+        # Over a store no file is lost, so there is nothing to secure.
+        self._secure = partial(secure_files, self.files, sync=True) if self.files.is_local else None
+        write_soon = partial(checkpoint_soon, secure=self._secure)
+        self.log = DeltaLog(self.files, on_checkpoint=write_soon)
         self.notifier = notifier_for(self.files.key)
         self.shared_look = shared_look_for(self.files.key)
         self._cache = ledger_cache()
@@ -89,6 +94,7 @@ class LedgerTable:
         self._pauses_read_up_to = -1  # the version up to which pauses were taken over
         self._last_operation = ""  # the id of the last commit of this handle
         self.was_changed = False  # by this handle, or for it
+        self._files_checked = False
         self._lock = threading.RLock()
 
     def create(self, description: str, operation_id: str | None = None) -> bool:
@@ -178,9 +184,7 @@ class LedgerTable:
         paths = tuple(file.path for file in files)
         cached = self._cache.get(group)
         if cached is None or cached[0] != paths:
-            parts = [read_rows(self.files, f.path, f.size, LEASES_SCHEMA) for f in files]
-            rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
-            cached = self._cache[group] = (paths, from_rows(rows, group))
+            cached = self._cache[group] = (paths, read_ledger(self.files, group, files))
         return cached[1]
 
     def _unreadable(self, group: str, files: tuple[AddFile, ...], error: Exception) -> CorruptLog:
@@ -214,7 +218,8 @@ class LedgerTable:
             partition={_PARTITION: stored.group},
             also_read={_PARTITION: HORIZON},  # or a lease could take what a trim has dropped
             whole_table=whole_table,
-            unsynced=True,
+            # With its rows in the log, a file that a power cut takes can be written again.
+            unsynced=added is not None and LEDGER_TAG not in added.tags,
         )
         try:
             version = self.log.commit(change, token.version)
@@ -229,6 +234,8 @@ class LedgerTable:
         self._last_operation, self.was_changed = operation_id, True
         if self._pauses_read_up_to == version - 1:
             self._pauses_read_up_to = version
+        if not self._files_checked:
+            self.repair_files()
         if ledger is None or added is None:
             self._cache.forget(stored.group)
             with contextlib.suppress(*STORE_ERRORS):  # or the sweep deletes them
@@ -261,12 +268,29 @@ class LedgerTable:
             _log.debug("requesting a pause in %s failed: %s", self.path, error)
 
     def _write_file(self, group: str, ledger: Ledger) -> AddFile:
-        data, rows = encode_ledger(ledger)
+        encoded = encode_ledger(ledger)
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
         with wrap_store_errors(self.path, f"changing group {group!r} in"):
-            self.files.write(path, data, sync=False)
+            self.files.write(path, encoded.data, sync=False)
         tags = {REACHED: str(ledger.end_sequence)}
-        return AddFile(path, len(data), rows, {_PARTITION: group}, tags=tags)
+        if encoded.tag is not None:
+            tags[LEDGER_TAG] = encoded.tag
+        size = len(encoded.data)
+        return AddFile(path, size, encoded.rows, {_PARTITION: group}, tags=tags)
+
+    def repair_files(self) -> None:
+        """Write small files again that a power cut took, unless a checkpoint has secured them."""
+        self._files_checked = True
+        if not self.files.is_local:
+            return
+        try:
+            first, state = last_checkpoint(self.files) + 1, self.log.state
+            live = {file.path for file in state.files()}
+            commits = self.log.known_commits(first, state.version)
+            newest = [file for commit in commits for file in commit.adds if file.path in live]
+            secure_files(self.files, newest, sync=False)
+        except Exception as error:  # the ledgers are in the log all the same
+            _log.warning("the files of %s were not checked: %s", self.path, error)
 
     def _discard(self, file: AddFile) -> None:
         """Delete a file that no commit names. If that fails, the sweep deletes it."""
@@ -278,7 +302,10 @@ class LedgerTable:
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
         """Delete old versions up to `archived`. None keeps the default. Return how many files."""
         with wrap_store_errors(self.path, "cleaning"):
-            deleted = clean_ledger_table(self.log, keep_versions, keep_seconds, archived=archived)
+            self.repair_files()
+            deleted = clean_ledger_table(
+                self.log, keep_versions, keep_seconds, archived=archived, secure=self._secure
+            )
             # Over a store each listing costs, and there the workers delete old heartbeats.
             beside = delete_old_heartbeats if self.files.is_local else delete_old_requests
             return deleted + beside(self.files)

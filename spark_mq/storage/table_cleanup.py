@@ -12,7 +12,7 @@ from spark_mq.delta.cleanup import FIND_ORPHANS, Keep, clean_table, delete_orpha
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
-from spark_mq.delta.tables import checkpoint_if_due, write_checkpoint
+from spark_mq.delta.tables import Secure, checkpoint_if_due, write_checkpoint
 from spark_mq.ledger.data_files import FileList
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.id_files import DEDUP_APP, IdFiles, head_of
@@ -68,22 +68,27 @@ def _conflict_with_ids(state: TableState) -> Change:
 
 
 def clean_ledger_table(
-    log: DeltaLog, keep_versions: int | None, keep_seconds: float | None, *, archived: int
+    log: DeltaLog,
+    keep_versions: int | None,
+    keep_seconds: float | None,
+    *,
+    archived: int,
+    secure: Secure | None,
 ) -> int:
     """Delete archived versions of ``leases/``. Return the number of files."""
     versions = LEDGER_VERSIONS if keep_versions is None else keep_versions
     kept = LEDGER_SECONDS if log.store.is_local else MESSAGE_SECONDS
     seconds = kept if keep_seconds is None else keep_seconds
-    _checkpoint(log, now=keep_versions is not None)
+    _checkpoint(log, now=keep_versions is not None, secure=secure)
     return clean_table(log, Keep(versions, seconds, archived), data_files=True)
 
 
-def _checkpoint(log: DeltaLog, *, now: bool) -> None:
+def _checkpoint(log: DeltaLog, *, now: bool, secure: Secure | None = None) -> None:
     """Write a checkpoint now, or only if one is due."""
     if now:
-        write_checkpoint(log.store)
+        write_checkpoint(log.store, secure)
     else:
-        checkpoint_if_due(log.store, log.state.version)
+        checkpoint_if_due(log.store, log.state.version, secure)
 
 
 def drop_files(

@@ -208,3 +208,22 @@ def test_spark_reads_each_table_as_it_is(spark: Any, tmp_path: Path) -> None:
     for name in TABLES[:5]:  # of the dead letters, the messages: the rest is as in the queue
         found = spark.read.format("delta").load(f"{path}/{name}").toArrow()
         assert normal(found) == normal(by_protocol(Path(path, name))), name
+
+
+@pytest.mark.delta
+def test_a_checkpoint_of_spark_keeps_the_ledgers(spark: Any, queue: Queue) -> None:
+    """A small ledger is in the log. So is one that a RESTORE of Spark brings back."""
+    queue.publish(["a", "b", "c"])
+    take(queue, 2)
+    path, held = ledgers_of(queue).path, ledgers_of(queue).version()
+    queue.group("g").lease("w", max_messages=1).ack()  # type: ignore[union-attr]
+    spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {held}")
+    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    log.checkpoint()
+    for file in Path(path).rglob("*.*"):
+        if file.name.endswith(".json") and int(file.name[:20]) < held + 2:
+            file.unlink()
+        if file.name.startswith("part-"):
+            file.unlink()
+    stats = Queue.open(queue.path).group("g").stats()
+    assert (stats.leased, stats.acked) == (2, 0)

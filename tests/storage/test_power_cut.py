@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from support.limits import Limits
 from support.power_cut import Effects, RecordedFiles, disk_after, left_after
 
 from spark_mq import Queue, errors
@@ -131,6 +134,10 @@ def check(run: Run, count: int, root: Path) -> None:
     assert lease is not None
     assert [m.value for m in lease.messages] == [b"new"]
     lease.ack()
+    queue.sweep()
+    for ledgers in (path / "leases", path / "dead_letters" / "leases"):
+        if ledgers.exists():
+            DeltaTable(str(ledgers)).to_pyarrow_table()  # SQL finds every file again
 
 
 def _tomorrow() -> datetime:
@@ -209,6 +216,13 @@ def test_each_kind_of_sync_is_needed(run: Run, skipped: str, keeps_names: bool) 
         every_cut(run, keeps_names=keeps_names)
 
 
+def left_of(run: Run, *, keeps_names: bool = False) -> Queue:
+    """Cut the power now, and open what is left of the queue."""
+    shutil.rmtree(run.root)
+    disk_after(run.effects, len(run.effects.done), run.root, run.root, keeps_names=keeps_names)
+    return Queue.open(run.root / "q")
+
+
 def test_a_queue_that_is_not_durable_syncs_nothing(run: Run) -> None:
     with recorded(run):
         queue = Queue.create(run.root / "q", durable=False)
@@ -220,6 +234,50 @@ def test_a_queue_that_is_not_durable_syncs_nothing(run: Run) -> None:
         lease.ack()
     assert queue.settings.durable is False
     assert len([e for e in run.effects.done if e.kind.startswith("sync")]) == before
+
+
+@pytest.mark.parametrize("keeps_names", [False, True], ids=["names-are-lost", "contents-are-lost"])
+def test_a_ledger_whose_file_the_power_cut_took_is_in_the_log(run: Run, keeps_names: bool) -> None:
+    with recorded(run):
+        queue = Queue.create(run.root / "q")
+        queue.publish(["a", "b", "c"])
+        lease = queue.group().lease("w", max_messages=2)
+    assert lease is not None
+    left = left_of(run, keeps_names=keeps_names)
+    table = str(run.root / "q" / "leases")
+    with pytest.raises(Exception):  # noqa: B017, PT011 -- delta-rs has several for it
+        DeltaTable(table).to_pyarrow_table()
+    stats = left.group().stats()
+    assert (stats.leased, stats.unread) == (2, 1)
+    left.sweep()
+    rows = DeltaTable(table).to_pyarrow_table()
+    assert "leased" in rows["state"].to_pylist()
+
+
+def test_the_files_that_a_checkpoint_names_are_durable_before_it_is_there(
+    run: Run, limits: Limits
+) -> None:
+    limits(checkpoint_interval=5)
+    with recorded(run):
+        queue = Queue.create(run.root / "q")
+        queue.publish(["a", "b", "c"])
+        assert queue.group("idle").lease("w", max_messages=1) is not None
+        lease = queue.group().lease("w", max_messages=2)
+        assert lease is not None
+        for _ in range(8):
+            lease.extend()
+            wait_for_checkpoints()
+    tables = run.root / "q" / "leases"
+    seen = 0
+    for count, effect in enumerate(run.effects.done, 1):
+        if effect.kind == "replace" and effect.target.endswith(".checkpoint.parquet"):
+            left = left_after(run.effects, count, keeps_names=False)
+            named = pq.read_table(effect.target)["add"].to_pylist()
+            paths = [str(tables / unquote(row["path"])) for row in named if row is not None]
+            assert len(paths) == 2
+            assert all(left.get(path) for path in paths)
+            seen += 1
+    assert seen == 2
 
 
 # -- a disk that fails to sync
@@ -246,13 +304,6 @@ class FailingSyncs(RecordedFiles):
 def failing() -> Iterator[type[FailingSyncs]]:
     yield FailingSyncs
     FailingSyncs.left = 0
-
-
-def left_of(run: Run) -> Queue:
-    """Cut the power now, and open what is left of the queue."""
-    shutil.rmtree(run.root)
-    disk_after(run.effects, len(run.effects.done), run.root, run.root, keeps_names=False)
-    return Queue.open(run.root / "q")
 
 
 COMMITS: dict[str, tuple[str, Callable[[Queue], object]]] = {

@@ -1,0 +1,365 @@
+"""A small ledger is in the log: spark_mq reads no file of it, and SQL finds one all the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.handles import again, history, lease
+from support.limits import Limits
+from support.tables import ledgers_of
+
+from spark_mq import Queue, errors
+from spark_mq.delta.actions import AddFile, checkpoint_path, log_path
+from spark_mq.delta.log_start import last_checkpoint
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
+from spark_mq.storage import ledger_files, ledger_tag
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, encode_ledger, read_ledger
+from spark_mq.storage.ledger_tag import LEDGER_TAG, rows_in_tag
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture
+def queue(delta_queue: Make) -> Queue:
+    made = delta_queue(retry_delay=0)
+    made.publish([str(n) for n in range(10)])
+    return made
+
+
+def files_of(queue: Queue, group: str = "default") -> list[Path]:
+    return sorted(Path(ledgers_of(queue).path, f"consumer_group={group}").glob("*.parquet"))
+
+
+def newest(queue: Queue, group: str = "default") -> Path:
+    """The file of a group's ledger as it is now."""
+    (uri,) = (
+        uri
+        for uri in DeltaTable(ledgers_of(queue).path).file_uris()
+        if f"consumer_group={group}/" in uri
+    )
+    return Path(uri.removeprefix("file://"))
+
+
+def added(queue: Queue) -> list[AddFile]:
+    return ledgers_of(again(queue)).open().files()  # type: ignore[union-attr]
+
+
+def states(queue: Queue) -> list[tuple[str, str, int]]:
+    """What SQL finds in ``leases/``, without the header and the events."""
+    rows = DeltaTable(ledgers_of(queue).path).to_pyarrow_table()
+    rows = rows.filter(pc.invert(pc.is_in(rows["state"], pa.array(["header", "event"]))))
+    names = ("consumer_group", "state", "first")
+    return sorted(zip(*(rows[name].to_pylist() for name in names), strict=True))
+
+
+# -- what is in the log
+
+
+LEASED = Range(5, 9, "leased", 3, "id", "process~w", 1, 2, 3, 4, None, 1, 0, True, None)
+TEXT = st.none() | st.text(st.characters(codec="utf-8"), max_size=20)
+RANGES = st.lists(
+    st.builds(
+        lambda first, state, text, at, suspect: Range(
+            first, first + 3, state, 4, text, text, at, at, 4, None, at, 2, 1, suspect, error=text
+        ),
+        st.integers(0, 2**62),
+        st.sampled_from(["leased", "dead"]),
+        TEXT,
+        st.none() | st.integers(0, 2**50),
+        st.booleans(),
+    )
+    | st.builds(lambda first: Range(first, first, "settled", 1), st.integers(0, 2**62)),
+    max_size=15,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(RANGES, st.lists(st.sampled_from(["acked", "leased"]), max_size=5))
+def test_the_tag_and_the_file_have_the_same_rows(ranges: list[Range], events: list[str]) -> None:
+    head = LedgerHeader(7, 3, 2, counters={"acked": 1}, settings={"ü": '"'}, group="g")
+    ranges.sort(key=lambda r: r.first)
+    ledger = Ledger(head, ranges, [(event, LEASED) for event in events])
+    encoded = encode_ledger(ledger)
+    assert encoded.tag is not None
+    file = AddFile("p", len(encoded.data), tags={LEDGER_TAG: encoded.tag})
+    rows = rows_in_tag(file)
+    assert rows is not None
+    assert len(rows) == encoded.rows
+    in_file = pq.read_table(pa.BufferReader(encoded.data))
+    columns = [name for name in LEASES_SCHEMA.names if name != "consumer_group"]
+    assert ledger_tag.to_arrow(rows.rows(), LEASES_SCHEMA).select(columns) == in_file
+    back = read_ledger(ObjectStore("/nowhere"), "g", [file])
+    assert (back.head, back.rows) == (head, ranges)
+
+
+def test_no_file_of_a_small_ledger_is_read(queue: Queue) -> None:
+    lease(queue, 2).ack()
+    lease(queue, 3)
+    for path in files_of(queue):
+        path.unlink()
+    fresh = again(queue)
+    stats = fresh.group().stats()
+    assert (stats.leased, stats.acked) == (3, 2)
+    assert fresh.stats()["groups"]["default"].leased == 3
+    assert fresh.sweep().archived_commits > 0
+    assert set(history(fresh)["event"].to_pylist()) >= {"leased", "acked"}
+    assert [m.value for m in lease(fresh, 10).messages] == [b"%d" % n for n in range(5, 10)]
+
+
+def test_a_large_ledger_is_in_its_file_only(queue: Queue, limits: Limits) -> None:
+    limits(tag_bytes=500)
+    held = lease(queue, 10)
+    held.ack([m.sequence for m in held.messages][::2])
+    assert [LEDGER_TAG in file.tags for file in added(queue)] == [False]
+    newest(queue).unlink()
+    with pytest.raises(errors.CorruptLog, match="'default' cannot be read"):
+        again(queue).group().stats()
+
+
+def test_a_large_ledger_becomes_small_and_large_again(queue: Queue, limits: Limits) -> None:
+    """As with processes of 0.1.0 and later ones on one queue."""
+    for limit in (0, 16_384, 0, 16_384):
+        limits(tag_bytes=limit)
+        fresh = again(queue)
+        lease(fresh, 2).ack()
+        assert [LEDGER_TAG in file.tags for file in added(queue)] == [bool(limit)]
+    assert again(queue).group().stats().acked == 8
+
+
+def test_a_tag_with_a_flipped_bit_leaves_the_ledger_to_the_file() -> None:
+    rng = random.Random(1)
+    tag = encode_ledger(Ledger(LedgerHeader(), [LEASED], [("leased", LEASED)])).tag
+    assert tag is not None
+    for _ in range(500):
+        data = bytearray(tag.encode())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(7)
+        file = AddFile("p", 1, tags={LEDGER_TAG: data.decode("utf-8", "replace")})
+        assert rows_in_tag(file) is None
+
+
+@pytest.mark.parametrize("text", ["", "x", "00000000", "[]", "\ud800"])
+def test_what_is_no_tag_leaves_the_ledger_to_the_file(text: str) -> None:
+    assert rows_in_tag(AddFile("p", 1, tags={LEDGER_TAG: text})) is None
+
+
+def test_a_tag_of_a_newer_version_leaves_the_ledger_to_the_file() -> None:
+    tag = encode_ledger(Ledger(LedgerHeader(), [LEASED])).tag
+    assert tag is not None
+    newer = tag[8:].replace('"leased"', '{"state":"leased"}').encode()
+    text = f"{ledger_tag.zlib.crc32(newer):08x}{newer.decode()}"
+    assert rows_in_tag(AddFile("p", 1, tags={LEDGER_TAG: text})) is None
+
+
+def test_the_tags_of_other_groups_are_not_parsed(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process follows the commits of all groups, which may be thousands."""
+    parsed: list[str] = []
+
+    def noted(file: AddFile) -> Any:
+        parsed.append(file.partition["consumer_group"] or "")
+        return rows_in_tag(file)
+
+    reader = again(queue)
+    assert reader.group("mine").lease("w", max_messages=1) is not None
+    for name in ("one", "two"):
+        lease(queue, 2, name).ack()
+    monkeypatch.setattr(ledger_files, "rows_in_tag", noted)
+    assert lease(reader, 1, "mine")
+    assert set(parsed) <= {"mine"}
+    assert reader.group("one").stats().acked == 2
+    assert "one" in parsed
+    assert "two" not in parsed
+
+
+# -- other engines
+
+
+def test_a_checkpoint_of_delta_rs_keeps_the_ledgers(queue: Queue) -> None:
+    lease(queue, 3)
+    store = ledgers_of(queue).files
+    DeltaTable(store.root).create_checkpoint()
+    for version in range(last_checkpoint(store)):
+        store.delete(log_path(version))
+    for path in files_of(queue):
+        path.unlink()
+    assert again(queue).group().stats().leased == 3
+
+
+def test_a_restore_brings_the_ledger_of_that_version_back(queue: Queue) -> None:
+    lease(queue, 3)
+    before = ledgers_of(queue).version()
+    lease(queue, 2).ack()
+    DeltaTable(ledgers_of(queue).path).restore(before)
+    assert LEDGER_TAG in added(queue)[0].tags, "delta-rs adds the file again with its tag"
+    stats = again(queue).group().stats()
+    assert (stats.leased, stats.acked) == (3, 0)
+
+
+def test_after_an_optimize_the_file_counts(queue: Queue) -> None:
+    lease(queue, 3)
+    DeltaTable(ledgers_of(queue).path).optimize.z_order(["first"])
+    assert [LEDGER_TAG in file.tags for file in added(queue)] == [False]
+    fresh = again(queue)
+    assert fresh.group().stats().leased == 3
+    lease(fresh, 2).ack()
+    assert LEDGER_TAG in added(queue)[0].tags
+    assert again(queue).group().stats().acked == 2
+
+
+def reads_beside_a_writer(queue: Queue, reads: int) -> None:
+    """Each read of the newest version by delta-rs finds the file of a ledger, and all its rows."""
+    stop, failures = threading.Event(), list[BaseException]()
+    group = queue.group()
+
+    def write() -> None:
+        try:
+            held = group.lease("w", max_messages=2)
+            while held is not None and not stop.is_set():
+                held.extend()
+        except BaseException as error:
+            failures.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        versions = set()
+        for _ in range(reads):
+            table = DeltaTable(ledgers_of(queue).path)
+            rows = table.to_pyarrow_table(columns=["state"])
+            assert rows["state"].to_pylist().count("header") == 1
+            versions.add(table.version())
+    finally:
+        stop.set()
+        writer.join()
+    assert not failures
+    assert len(versions) > reads // 20, "the writer was busy"
+
+
+@pytest.mark.parametrize("reads", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_reader_beside_a_busy_writer_never_misses_a_file(queue: Queue, reads: int) -> None:
+    lease(queue, 1)
+    reads_beside_a_writer(queue, reads)
+
+
+# -- files that a power cut takes
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {"missing": Path.unlink, "empty": empty, "zeros": zeros}
+
+
+@pytest.fixture(params=DAMAGE)
+def damage(request: pytest.FixtureRequest) -> Callable[[Path], None]:
+    return DAMAGE[request.param]
+
+
+def damaged(queue: Queue, damage: Callable[[Path], None]) -> tuple[Path, bytes]:
+    """Damage the newest file, so that SQL fails. Return it and what it had."""
+    lease(queue, 3)
+    path = newest(queue)
+    data = path.read_bytes()
+    damage(path)
+    with pytest.raises(Exception):  # noqa: B017, PT011 -- delta-rs has several for it
+        DeltaTable(ledgers_of(queue).path).to_pyarrow_table()
+    return path, data
+
+
+def test_a_sweep_writes_a_lost_file_again(queue: Queue, damage: Callable[[Path], None]) -> None:
+    path, data = damaged(queue, damage)
+    again(queue).sweep()
+    assert path.read_bytes() == data
+    assert [state for _, state, _ in states(queue)] == ["leased"]
+
+
+def test_the_first_commit_of_a_process_writes_lost_files_again(
+    queue: Queue, damage: Callable[[Path], None]
+) -> None:
+    path, data = damaged(queue, damage)
+    assert lease(again(queue), 1, "other")
+    assert path.read_bytes() == data
+    assert [state for _, state, _ in states(queue)] == ["leased", "leased"]
+
+
+def test_a_disk_that_refuses_the_repair_does_not_stop_a_commit(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("no")
+
+    damaged(queue, Path.unlink)
+    fresh = again(queue)
+    monkeypatch.setattr("spark_mq.storage.ledger_table.secure_files", refuse)
+    assert lease(fresh, 1, "other")
+    assert "were not checked: no" in caplog.text
+
+
+def test_a_checkpoint_names_only_files_that_are_there(
+    queue: Queue, damage: Callable[[Path], None]
+) -> None:
+    path, data = damaged(queue, damage)
+    table = ledgers_of(again(queue))
+    table.clean(0, 0.0, archived=table.version())
+    assert path.read_bytes() == data
+
+
+def test_a_sweep_secures_the_files_of_another_engines_checkpoint(queue: Queue) -> None:
+    path, data = damaged(queue, Path.unlink)
+    store = ledgers_of(queue).files
+    DeltaTable(store.root).create_checkpoint()
+    theirs = last_checkpoint(store)
+    again(queue).sweep()
+    assert path.read_bytes() == data
+    lease(queue, 1)
+    again(queue).sweep()
+    assert last_checkpoint(store) > theirs, "only its own is known to have secured its files"
+    metadata = pq.ParquetFile(Path(store.root, checkpoint_path(last_checkpoint(store)))).metadata
+    assert b"spark_mq.secured" in metadata.metadata
+    third = last_checkpoint(store)
+    lease(queue, 1)
+    again(queue).sweep()
+    assert last_checkpoint(store) == third, "and not once more"
+
+
+def test_a_checkpoint_over_another_engines_secures_its_files_too(queue: Queue) -> None:
+    lost = lease(queue, 1, "idle")
+    DeltaTable(ledgers_of(queue).path).create_checkpoint()
+    path = newest(queue, "idle")
+    data = path.read_bytes()
+    path.unlink()
+    lease(queue, 1)
+    table = ledgers_of(again(queue))
+    write_checkpoint(table.files, table._secure)
+    assert path.read_bytes() == data
+    assert lost
+
+
+def test_a_file_by_another_version_of_the_encoder_is_left_alone(queue: Queue) -> None:
+    """Its size is in the log, so another one would not fit."""
+    lease(queue, 1)
+    (file,) = added(queue)
+    ledger_tag.secure_files(
+        ledgers_of(queue).files, [replace(file, path="p", size=file.size + 1)], sync=True
+    )
+    assert not Path(ledgers_of(queue).path, "p").exists()
