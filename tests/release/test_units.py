@@ -85,7 +85,7 @@ def test_each_line_of_cron_is_a_time_a_user_and_a_command_that_exists(
 ) -> None:
     text = (ROOT / "examples" / "deploy" / "cron" / "spark-mq").read_text()
     lines = [line for line in text.splitlines() if not re.match(r"#|[A-Z]+=|$", line)]
-    page = (ROOT / "docs" / "howto" / "schedule-sweep.md").read_text()
+    page = (ROOT / "docs" / "howto" / "deploy.md").read_text()
     lines += re.findall(r"^\*/5 .*$", page, re.M)
     assert len(lines) == 3
     for line in lines:
