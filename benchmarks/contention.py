@@ -26,7 +26,7 @@ from typing import Any
 
 from spark_mq import Queue
 from spark_mq.errors import ContentionTimeout
-from spark_mq.util import fair_lock
+from spark_mq.storage import local_turn
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def contend(me: Worker, begin: Any, stop: Any, results: Any) -> None:
     Puts its milliseconds by verb into `results`.
     """
     if me.apart:
-        fair_lock.fcntl = None
+        local_turn.fcntl = None
     ours = Queue.open(me.path, storage_options=me.options).group(me.group)
     times: dict[str, list[float]] = {"lease": [], "extend": [], "ack": []}
     failed: Counter[str] = Counter()

@@ -41,7 +41,7 @@ from spark_mq.operations.command_json import (
     encode_result,
 )
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
-from spark_mq.storage.delegated_commands import DelegatedRequest
+from spark_mq.storage.commit_turn import DelegatedRequest
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.optimistic_commit import commit
@@ -88,6 +88,7 @@ class _Unit:
     commands: Sequence[Command[Any]]
     checks: FileChecks | None = None  # of earlier tries
     request_id: str | None = None  # of another writer
+    exclusive: bool = False  # shares no commit
     results: list[Any] = field(default_factory=list)  # an exception for a command that failed
 
 
@@ -105,11 +106,11 @@ class GroupCommitter:
     def run(self, commands: Sequence[Command[Any]], checks: FileChecks | None = None) -> list[Any]:
         """Run commands in one commit, perhaps with others. Return the result or error of each."""
         self._process.check()
-        unit = _Unit(commands, checks)
         exclusive = any(one.exclusive for one in commands) or (
             # The commit names the person, and others must not get the name.
             not all(one.of_worker for one in commands) and current_user() is not None
         )
+        unit = _Unit(commands, checks, exclusive=exclusive)
         run: Callable[[_Unit], list[Any]] = self._run_alone if exclusive else self.batcher.do
         if "opentelemetry" not in sys.modules:  # no SDK is set up
             return run(unit)
@@ -140,6 +141,8 @@ class _Batch:
         self._group, self._own = group, units
         commands = [one for unit in units for one in unit.commands]
         self.priority = min((one.priority for one in commands), key=_rank, default=Priority.SETTLE)
+        # A commit with a person's name must not have what others did.
+        self.exclusive = any(unit.exclusive for unit in units) or current_user() is not None
         self.whole_table = any(one.whole_table for one in commands)
         self.without_ledger = any(one.without_ledger for one in commands)
         self.note: Mapping[str, Any] = {}
@@ -170,10 +173,9 @@ class _Batch:
             if one.priority is Priority.SETTLE
             for name in one.lease_ids
         )
-        own = [(unit, at) for unit in self._own for at in range(len(unit.commands))]
-        own.sort(key=lambda step: _rank(step[0].commands[step[1]].priority))
-        self._steps = [(unit, [at]) for unit, at in own]
+        self._steps = [(unit, [at]) for unit in self._own for at in range(len(unit.commands))]
         self._steps += [(unit, list(range(len(unit.commands)))) for unit in self._requests]
+        self._steps.sort(key=_rank_of_step)
 
     def apply(self, snapshot: LedgerSnapshot) -> NextLedger:
         now, notes, end = snapshot, list[Mapping[str, Any]](), time.monotonic() + CHECK_SECONDS
@@ -277,6 +279,12 @@ class _Batch:
 
 def _rank(priority: Priority) -> float:
     return priority.value
+
+
+def _rank_of_step(step: tuple[_Unit, Sequence[int]]) -> float:
+    """Return the rank of a step that has to wait least, because it may also settle."""
+    unit, places = step
+    return min(_rank(unit.commands[at].priority) for at in places)
 
 
 def _own_copy(error: Exception) -> Exception:

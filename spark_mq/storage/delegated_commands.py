@@ -4,62 +4,44 @@ An object store has no lock to wait at, and each lost race costs several request
 meets others delegates its commands in a small file, and waits. The writer of the oldest file
 commits all of them together, and everybody reads the outcomes in the note of that commit. Then it
 leads: it makes the next commits, too, as long as others delegate. So nobody races meanwhile.
-
-A request runs once, because each commit names the requests that it ran, and two commits of one
-group conflict. It runs again only if that commit was cleaned before its writer read the note. A
-writer runs a request only if it knows all commits since then.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from spark_mq.delta.actions import Commit, parse_foreign
+from spark_mq.delta.actions import Commit
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore, is_data_path
-from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
-from spark_mq.errors import StorageError
+from spark_mq.delta.store_errors import STORE_ERRORS, wrap_store_errors
+from spark_mq.storage.commit_turn import (
+    LEADS,
+    MAX_BYTES,
+    MAX_REQUESTS,
+    SERVED,
+    CommitTurn,
+    DelegatedRequest,
+    base_of,
+    id_of,
+    is_request,
+)
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.recent import RecentSet
 
-__all__ = [
-    "FOLDER",
-    "LEADS",
-    "MAX_BYTES",
-    "SERVED",
-    "DelegatedRequest",
-    "DelegationTurn",
-    "base_of",
-    "delete_old_requests",
-    "id_of",
-    "is_request",
-]
+__all__ = ["FOLDER", "DelegationTurn", "delete_old_requests"]
 
 FOLDER: Final = "_requests"
-# The format of a request. Another one needs other names, because nobody waits for those.
-FORMAT: Final = 1
-_NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
-MAX_BYTES: Final = 2**20  # of a request that others run
 # A sweep deletes requests of this age. It is long, because clocks of machines may differ.
 OLD_SECONDS: Final = 3600.0
 
 _log = logging.getLogger(__name__)
-# Key in a commit's note. Its value is the outcomes of the requests that it ran, by id.
-SERVED: Final = "served"
-# Key in a commit's note. True if its writer makes the next commit, too, if others delegate.
-LEADS: Final = "leads"
-MAX_REQUESTS: Final = 64  # of others in one commit
 # A request that is this much older than another is from a dead writer. No writer runs it.
 STALE_SECONDS: Final = 20.0
 WAIT_PER_WRITER_SECONDS: Final = 1.0  # how long a writer waits for each writer before it
@@ -79,48 +61,6 @@ _THREADS: Final = 32
 _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 
 
-@dataclass(frozen=True, slots=True)
-class DelegatedRequest:
-    """The commands that one writer has delegated, in one file."""
-
-    request_id: str
-    base: int  # the version of the table that the writer knew
-    commands: Sequence[Mapping[str, Any]]
-
-    @property
-    def name(self) -> str:
-        """Return the name of the file. Older requests come first."""
-        return f"{self.base:020d}-{self.request_id}.json"
-
-    def encode(self) -> bytes:
-        data = {"format": FORMAT, "commands": list(self.commands)}
-        return json.dumps(data, separators=(",", ":")).encode()
-
-    @classmethod
-    def decode(cls, path: str, data: bytes) -> DelegatedRequest | None:
-        """Return the request in a file, or None if it cannot be read."""
-        try:
-            found = parse_foreign(data.decode())
-            commands = found["commands"]
-            if found["format"] != FORMAT or not isinstance(commands, list):
-                return None
-            return cls(id_of(path), base_of(path), commands)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-
-
-def is_request(path: str) -> bool:
-    return _NAME.fullmatch(path.rpartition("/")[2]) is not None
-
-
-def id_of(path: str) -> str:
-    return path[-37:-5]
-
-
-def base_of(path: str) -> int:
-    return int(path[-58:-38])
-
-
 def delete_old_requests(files: ObjectStore) -> int:
     """Delete the requests of killed writers, and other old files. Return the number of files."""
     before = time.time() - OLD_SECONDS
@@ -130,8 +70,12 @@ def delete_old_requests(files: ObjectStore) -> int:
     return len(old)
 
 
-class DelegationTurn:
+class DelegationTurn(CommitTurn):
     """The delegated commands of one writer, from the write of their file to their end."""
+
+    can_lead = True
+    has_looked = True
+    _request: DelegatedRequest
 
     def __init__(
         self,
@@ -141,19 +85,15 @@ class DelegationTurn:
         commands: Sequence[Mapping[str, Any]],
         backoff: Backoff | None = None,
     ) -> None:
-        self._files, self._log = files, log
+        super().__init__(log)
+        self._files = files
         self._backoff = backoff or Backoff()
         self._group, self._folder = group, f"{FOLDER}/{quote(group, safe='')}"
-        self._request = DelegatedRequest(uuid.uuid4().hex, log.state.version, commands)
-        self._seen = self._request.base  # up to this version, the notes were read
-        self._missed = -1  # the last version whose note could not be read
-        self._ran: dict[str, Any] = {}  # outcomes in the notes since then, by request
-        self._delegated = False
+        self._request = DelegatedRequest(uuid.uuid4().hex, self._seen, commands)
         self._latency = 0.0  # of the write of the file, in seconds
         self._is_behind = False
         self._others_share = False
         self._led_commits = 0  # that came since, and perhaps did not run the own request
-        self.shared = False  # whether the commit that ran the own request ran others, too
         self._names: list[str] = []  # paths of the requests to run with the next own commit
         self._stale: list[str] = []
 
@@ -162,7 +102,6 @@ class DelegationTurn:
         return self._request.request_id
 
     def wait(self, until: float) -> Any | None:
-        """Return the outcome in another's commit, or None if this writer must commit by itself."""
         self.delegate()
         began, listed, listed_at = time.monotonic(), None, -1
         while self.request_id not in self._ran:
@@ -225,24 +164,9 @@ class DelegationTurn:
                 _log.debug("requests in %s were not listed: %s", self._files.root, error)
                 return []
 
-    def _follow(self) -> None:
-        """Read the notes of new commits."""
-        with wrap_store_errors(self._files.root, "reading"):
-            version = self._log.refresh().version
-        self._take_notes(version)
-
-    def _take_notes(self, version: int) -> None:
-        known = {c.version: c for c in self._log.known_commits(self._seen + 1, version)}
-        for number in range(self._seen + 1, version + 1):
-            # A cleaned commit may have run the request. Then it runs again. The leases of the first
-            # run expire, and a settle finds its messages settled.
-            try:
-                commit = known.get(number) or self._log.read_commit(number)
-                self._read_note(commit)
-                self._note_leader(commit)
-            except FileNotFoundError:
-                self._missed = number
-        self._seen = version
+    def _take_note(self, commit: Commit) -> None:
+        super()._take_note(commit)
+        self._note_leader(commit)
 
     def _note_leader(self, commit: Commit) -> None:
         """Note whether the writer of a new commit leads."""
@@ -284,12 +208,8 @@ class DelegationTurn:
         return known_after
 
     def _read_note(self, commit: Commit) -> None:
-        served = commit.note.get(SERVED)
-        if isinstance(served, dict):
-            self._ran |= served
-            self._others_share = True
-            if self.request_id in served:
-                self.shared = len(served) > 1
+        super()._read_note(commit)
+        self._others_share = self._others_share or isinstance(commit.note.get(SERVED), dict)
 
     def others_share(self) -> bool:
         """Return whether a commit since then ran requests. Its writer looks for them."""
@@ -297,7 +217,6 @@ class DelegationTurn:
         return self._others_share
 
     def requests_to_run(self, meanwhile: Callable[[], object]) -> list[DelegatedRequest]:
-        """Read the requests to run with the own commit, while `meanwhile` fills a cache."""
         names = [path for path in self._names if id_of(path) not in self._ran]
         names = names[:MAX_REQUESTS]
         if not names:
@@ -306,38 +225,6 @@ class DelegationTurn:
             pool.submit(meanwhile)
             found = list(pool.map(self._read, names))
         return [one for one in found if one is not None]
-
-    def not_run(self, requests: Sequence[DelegatedRequest]) -> Sequence[DelegatedRequest]:
-        """Return the requests that surely no commit ran."""
-        # Another thread, or a read of the ledger, may have read newer commits since the wait.
-        self._take_notes(self._log.state.version)
-        # A cleaned commit may have run a request that was written before it.
-        known = (one for one in requests if one.base >= self._missed)
-        return [one for one in known if one.request_id not in self._ran]
-
-    def outcome(self) -> Any | None:
-        """Return the outcome of the own request, or None if no known commit ran it."""
-        return self._ran.get(self.request_id)
-
-    def outcome_after(self, error: Exception) -> Any:
-        """Return the outcome of the own request in another writer's commit, after an error.
-
-        Raise an error if there is none, because another writer may have read the request and still
-        run it.
-        """
-        if not self._delegated:
-            raise error
-        with contextlib.suppress(*STORE_ERRORS):
-            self._follow()
-        if (outcome := self.outcome()) is not None:
-            return outcome
-        raise StorageError(
-            f"an operation in {self._files.root} failed: {one_line(error.__cause__ or error)}. It "
-            "was delegated, so other workers may still run it. Retry: a settle may be repeated, "
-            "and a lease that nobody got expires",
-            path=self._files.root,
-            landed=None,
-        ) from error
 
     def _read(self, path: str) -> DelegatedRequest | None:
         try:
@@ -349,12 +236,10 @@ class DelegationTurn:
         return found
 
     def leave(self, requests: Iterable[DelegatedRequest]) -> None:
-        """Leave requests to their own writers, because a commit could not run them."""
         for request in requests:
             _left.add((self._files.key, f"{self._folder}/{request.name}"))
 
     def close(self, ran: Sequence[DelegatedRequest] = ()) -> None:
-        """Delete the own request, and those that the own commit ran."""
         if self._delegated and self.request_id not in self._ran:
             self._delegated = False
             self.delete((self._request, *ran))  # else the writer that ran the own one deletes it

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import uuid
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -19,17 +20,15 @@ import pyarrow as pa
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
 from spark_mq.delta.log_start import last_checkpoint
+from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import STORE_ERRORS, to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.delegated_commands import (
-    SERVED,
-    DelegationTurn,
-    delete_old_requests,
-)
+from spark_mq.storage.commit_turn import SERVED, CommitTurn
+from spark_mq.storage.delegated_commands import DelegationTurn, delete_old_requests
 from spark_mq.storage.heartbeat_files import delete_heartbeats, delete_old_heartbeats
 from spark_mq.storage.ledger_files import (
     LEASES_SCHEMA,
@@ -45,6 +44,7 @@ from spark_mq.storage.ledger_files import (
     unreadable_ledger_error,
 )
 from spark_mq.storage.ledger_tag import LEDGER_TAG, secure_files
+from spark_mq.storage.local_turn import LocalTurn, has_lines
 from spark_mq.storage.shared_look import shared_look_for
 from spark_mq.storage.table_cleanup import clean_ledger_table
 from spark_mq.util.backoff import Backoff
@@ -243,13 +243,27 @@ class LedgerTable:
         else:
             self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
 
-    def delegation_turn(
-        self, group: str, commands: Sequence[Mapping[str, Any]]
-    ) -> DelegationTurn | None:
-        """Return the turn in which others may run its JSON `commands`, or None to only pause."""
-        if self.files.is_local:  # writers on one machine stand in line at a lock
+    def turn(
+        self,
+        group: str,
+        delegable: Callable[[], Sequence[Mapping[str, Any]] | None],
+        *,
+        contended: bool,
+    ) -> CommitTurn | None:
+        """Return the turn in which others may run the JSON commands, or None to only pause.
+
+        Over a store a turn costs requests, so without contention there is none.
+        """
+        if self.files.is_local:
+            if is_in_memory(self.path) or not has_lines():
+                return None
+            line = os.path.join(os.path.dirname(self.files.key), "_locks", group)
+            return LocalTurn(line, self.log, group, delegable)
+        commands = delegable() if contended else None
+        if commands is None:
             return None
         backoff = self.backoffs.setdefault(group, Backoff())
+        backoff.shares = True
         return DelegationTurn(self.files, self.log, group, commands, backoff)
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:

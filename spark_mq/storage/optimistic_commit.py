@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -18,7 +18,8 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.delegated_commands import LEADS, SERVED, DelegatedRequest, DelegationTurn
+from spark_mq.storage.commit_turn import LEADS, SERVED, CommitTurn, DelegatedRequest
+from spark_mq.storage.delegated_commands import DelegationTurn
 from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import Backoff, too_many_conflicts
@@ -46,6 +47,7 @@ class Batch(Protocol):
     """The commands of one commit."""
 
     priority: Priority
+    exclusive: bool  # shares no commit
     whole_table: bool  # a change of any other group is a conflict
     without_ledger: bool  # no ledger is read, because it may be unreadable
     note: Mapping[str, Any]
@@ -84,8 +86,9 @@ class OptimisticCommit:
     def __init__(self, store: LedgerTable, group: str, batch: Batch) -> None:
         self._store, self._group, self._batch = store, group, batch
         self._losses = 0
+        self._is_nested = False  # whether the thread is in another commit to the group
         self._backoff = store.backoffs.get(group)
-        self._turn: DelegationTurn | None = None
+        self._turn: CommitTurn | None = None
         self._requests: Sequence[DelegatedRequest] = ()
         self._ran: Sequence[DelegatedRequest] = ()  # with the commit
         self._leads = False  # whether the last commit says that another one follows
@@ -93,45 +96,57 @@ class OptimisticCommit:
 
     def run(self) -> None:
         """Repeat until a commit lands, or there is nothing to commit. Raise ContentionTimeout."""
-        store, batch, group = self._store, self._batch, self._group
+        lock = self._store.commit_lock(self._group)
         try:
-            with store.commit_lock(group).hold():
-                started = time.monotonic()
-                refresh: bool | None = None  # the store may skip a look, which costs it a request
-                while not self._wait(started + TIMEOUT_SECONDS):
-                    began = time.monotonic()
-                    try:
-                        snapshot = self._read(refresh)
-                        if self._was_run():
-                            return
-                        after = batch.apply(snapshot)
-                        if after is not None:
-                            self._write(snapshot, after, began)
-                            return
-                        if snapshot.looked:  # else the state may be old
-                            return
-                    except CommitConflict as error:
-                        self._lost(error, began, started)
-                    refresh = True
-        except STORE_ERRORS as error:
-            store.commit_lock(group).abandon()
-            if self._turn is None:
-                raise
-            batch.accept(self._turn.outcome_after(error))
+            with lock.hold() as hold:
+                self._is_nested = hold.is_nested
+                try:
+                    self._repeat()
+                except STORE_ERRORS as error:
+                    if self._turn is None:
+                        raise
+                    self._batch.accept(self._turn.outcome_after(error))
+                finally:
+                    self._end_turn()
         except BaseException:  # an interrupt may keep the lock from its release
-            store.commit_lock(group).abandon()
+            lock.abandon()
             raise
-        finally:
-            if self._leads:
-                # Its caller need not wait for it. It is no daemon, because the end of a process
-                # must not cut a request of the store's client.
-                threading.Thread(target=self._lead, name="spark_mq requests").start()
-            elif self._turn is not None:
+
+    def _repeat(self) -> None:
+        """Try to commit until it is done."""
+        started = time.monotonic()
+        refresh: bool | None = None  # the store may skip a look, which costs it a request
+        while not self._wait(started + TIMEOUT_SECONDS):
+            began = time.monotonic()
+            try:
+                snapshot = self._read(refresh)
+                if self._was_run():
+                    return
+                after = self._batch.apply(snapshot)
+                if after is not None:
+                    self._write(snapshot, after, began)
+                    return
+                if snapshot.looked:  # else the state may be old
+                    self._leave(self._requests)
+                    return
+            except CommitConflict as error:
+                self._lost(error, began, started)
+            refresh = True
+
+    def _end_turn(self) -> None:
+        if self._leads:
+            # Its caller need not wait for it. It is no daemon, because the end of a process must
+            # not cut a request of the store's client.
+            threading.Thread(target=self._lead, name="spark_mq requests").start()
+        elif self._turn is not None:
+            try:
+                self._turn.close(self._ran)
+            finally:  # an interrupt may cut the first one short
                 self._turn.close(self._ran)
 
     def _read(self, refresh: bool | None) -> LedgerSnapshot:
         without_ledger = self._batch.without_ledger
-        if self._turn is None:
+        if self._turn is None or not self._turn.has_looked:
             return self._store.read(self._group, without_ledger=without_ledger, refresh=refresh)
         # The wait for the turn has just looked.
         return replace(
@@ -152,29 +167,38 @@ class OptimisticCommit:
         return True
 
     def _wait(self, until: float) -> bool:
-        """Pause, or wait for a turn. Return whether another writer ran the commands."""
+        """Wait for a turn, or pause. Return whether another writer ran the commands."""
         backoff = self._backoff
-        if backoff is None:
-            return False
-        if self._turn is None and (backoff.shares or self._losses):
-            commands = self._batch.delegable()
-            if commands is not None:
-                self._turn = self._store.delegation_turn(self._group, commands)
-        if self._turn is None:
+        if self._turn is None and not self._is_nested:
+            contended = backoff is not None and bool(backoff.shares or self._losses)
+            self._turn = self._store.turn(self._group, self._batch.delegable, contended=contended)
+        turn = self._turn
+        if turn is not None and (outcome := turn.wait(until)) is not None:
+            if backoff is not None:
+                self._won(backoff, 0.0, shared=turn.shared)
+            self._batch.accept(outcome)
+            self._store.was_changed = True
+            return True
+        if backoff is not None and not self._orders_machines:
             backoff.wait(self._batch.priority.value)
-            return False
-        backoff.shares = True
-        outcome = self._turn.wait(until)
-        if outcome is None:
-            self._take_requests(self._turn)
-            return False
-        self._won(backoff, 0.0, shared=self._turn.shared)
-        self._batch.accept(outcome)
-        self._store.was_changed = True
-        return True
+        if turn is not None:
+            self._take_requests(turn)
+        return False
 
-    def _take_requests(self, turn: DelegationTurn) -> None:
+    @property
+    def _orders_machines(self) -> bool:
+        """Return whether the turn keeps writers of all machines from races."""
+        return self._turn is not None and self._turn.can_lead
+
+    def _leave(self, requests: Iterable[DelegatedRequest]) -> None:
+        """Leave requests to their own writers."""
+        if self._turn is not None:
+            self._turn.leave(requests)
+
+    def _take_requests(self, turn: CommitTurn) -> None:
         """Read the requests to run with the next commit."""
+        if self._batch.exclusive:
+            return
         read = partial(self._store.read, self._group, refresh=False)
         self._requests = turn.requests_to_run(read)
         self._batch.take(self._requests)
@@ -188,7 +212,7 @@ class OptimisticCommit:
         self._backoff = self._store.backoffs.setdefault(self._group, Backoff())
         self._backoff.lost(now - began)
         group = None if self._batch.whole_table else self._group
-        if self._turn is not None:
+        if self._turn is not None and self._orders_machines:
             if not self._turn.others_share():
                 # The winner does not look for requests yet. A commit with a pause makes it look.
                 self._store.request_pause(group, SHARED_PAUSE, share=True)
@@ -202,8 +226,11 @@ class OptimisticCommit:
         leads, is_own = False, not self._leads
         if turn is not None:
             ran = batch.served()
-            leads = bool(ran) and self._may_lead()
-            note[SERVED], note[LEADS] = {turn.request_id: None, **ran} if is_own else ran, leads
+            leads = turn.can_lead and bool(ran) and self._may_lead()
+            if served := {**(turn.own_outcome if is_own else {}), **ran}:
+                note[SERVED] = served
+            if turn.can_lead:
+                note[LEADS] = leads
         if backoff and backoff.pause and (is_own or len(ran) > 1):
             note[PAUSE] = round(backoff.pause, 3)
         self._store.write(
@@ -215,13 +242,12 @@ class OptimisticCommit:
             whole_table=batch.whole_table,
         )
         self._ran = [one for one in self._requests if one.request_id in ran]
-        if turn is not None:
-            turn.leave(one for one in self._requests if one not in self._ran)
+        self._leave(one for one in self._requests if one not in self._ran)
         self._leads = leads
         if leads and is_own:
             self._leads_until = time.monotonic() + LEAD_SECONDS
         if backoff is not None:
-            shared = len(ran) + is_own > 1
+            shared = self._orders_machines and len(ran) + is_own > 1
             self._won(backoff, time.monotonic() - began, shared=shared)
         self._store.notifier.notify()
 
@@ -242,7 +268,7 @@ class OptimisticCommit:
     def _lead(self) -> None:
         """Commit what others delegate, as long as they do."""
         turn, backoff = self._turn, self._backoff
-        assert turn is not None
+        assert isinstance(turn, DelegationTurn)
         assert backoff is not None
         backoff.leads = True
         try:

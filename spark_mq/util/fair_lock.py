@@ -1,17 +1,12 @@
-"""Order the threads and processes of one machine that would slow each other down.
+"""Order the threads of a process that would slow each other down.
 
 They change the same ledger, or decode files. The lock only reduces contention: after a timeout the
 caller proceeds without it, and the compare-and-swap commit keeps the ledger right. Threads get the
-lock in the order in which they ask. Writers of a ledger also lock files beside the tables, and the
-system releases the lock of a dead process. An object store has no file locks, so only the threads
-of a process are ordered there.
+lock in the order in which they ask.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import threading
 import time
 from collections import deque
@@ -19,100 +14,20 @@ from typing import Final
 
 from spark_mq.util.process import OnePerKey
 
-try:
-    import fcntl
-except ImportError:  # this system has no file locks, so its processes are not ordered
-    fcntl = None  # type: ignore[assignment]
-
-__all__ = ["FairLock", "FileLock", "Hold", "fair_lock_for"]
+__all__ = ["FairLock", "Hold", "fair_lock_for"]
 
 TIMEOUT_SECONDS: Final = 2.0  # a caller waits this long before it proceeds without the lock
 TURN_SECONDS: Final = 0.05  # a thread that offers the lock keeps it so long
-SKIP_AFTER_TIMEOUT: Final = 30.0  # seconds without another try: the holder is frozen or busy
-_NEXT_POLL: Final = 0.002  # seconds between two tries to become the process that is next
-_LOCK_POLL: Final = 0.0003  # the same for the one process that is next, because a commit takes 2 ms
-
-
-class FileLock:
-    """A lock between processes, in the files ``.next`` and ``.lock`` at a path.
-
-    A caller that waits for the second file holds the first one. So a process that releases the lock
-    and asks again immediately comes after the process that waits. The files are open only while a
-    caller waits or holds.
-    """
-
-    _file: io.FileIO | None = None  # of the class: __del__ also runs after an interrupted __init__
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._skip_until = 0.0
-
-    def acquire(self, timeout: float) -> bool:
-        """Acquire the lock within some seconds. Return False without it."""
-        if fcntl is None or time.monotonic() < self._skip_until:
-            return False
-        deadline = time.monotonic() + timeout
-        try:
-            with _open(f"{self._path}.next") as next_file:
-                if not self._lock(next_file.fileno(), deadline, _NEXT_POLL):
-                    return False
-                # Kept before it is locked. After an interrupt, the release closes it.
-                self._file = _open(f"{self._path}.lock")
-                if self._lock(self._file.fileno(), deadline, _LOCK_POLL):
-                    return True
-        except OSError:  # a full or read-only disk, or a file system without locks
-            self._skip()
-        self.release()
-        return False
-
-    def release(self) -> None:
-        """Release the lock and close its file. Without the lock this does nothing."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # a network disk: the file is closed all the same
-                self._file.close()
-            self._file = None
-
-    def _lock(self, file: int, deadline: float, poll: float) -> bool:
-        """Lock an open file until the deadline. Wait at most `poll` seconds between tries."""
-        started = time.monotonic()
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                now = time.monotonic()
-            if now > deadline:
-                self._skip()
-                return False
-            # A longer wait looks more often, and so is likely to end first.
-            time.sleep(max(_LOCK_POLL, poll / (1 + 20 * (now - started))))
-
-    def _skip(self) -> None:
-        self._skip_until = time.monotonic() + SKIP_AFTER_TIMEOUT
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.release()
-
-
-def _open(path: str) -> io.FileIO:
-    """Open a lock file. Create it and its folder if needed. Closing it releases its lock."""
-    try:
-        return io.FileIO(path, "ab")
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return io.FileIO(path, "ab")
 
 
 class FairLock:
     """A lock that `places` threads may have. They get it in the order in which they ask.
 
-    It is reentrant. Without the lock between processes it orders threads only.
+    It is reentrant.
     """
 
-    def __init__(self, lock: FileLock | None = None, *, places: int = 1) -> None:
+    def __init__(self, *, places: int = 1) -> None:
         self.places = places
-        self._lock = lock
         self.reset()
 
     def reset(self) -> None:
@@ -144,6 +59,7 @@ class FairLock:
 
     def _enter(self, hold: Hold) -> None:
         with self._guard:
+            hold.is_nested = hold.thread in self.owners
             if self._has_place(hold):
                 self._holds = [*self._holds, hold]
                 return
@@ -180,17 +96,13 @@ class Hold:
         self.thread = threading.get_ident()
         self.timeout = timeout
         self.event: threading.Event | None = None  # set when it has the lock after a wait
+        self.is_nested = False  # whether its thread had the lock already
         self._fair = lock
-        self._has_file = False
         self._began = 0.0
 
     def acquire(self) -> None:
         """Wait for the lock. After the timeout the caller continues without it."""
-        fair = self._fair
-        fair._enter(self)
-        if fair._lock is not None and fair._holds == [self]:
-            self._has_file = True  # before, so that the release closes the file in any case
-            fair._lock.acquire(self.timeout)
+        self._fair._enter(self)
         self._began = time.monotonic()
 
     def offer(self) -> None:
@@ -203,11 +115,7 @@ class Hold:
 
     def release(self) -> None:
         """Release the lock. A second call does nothing."""
-        fair = self._fair
-        if self._has_file and fair._lock is not None:
-            fair._lock.release()
-            self._has_file = False
-        fair._leave(self)
+        self._fair._leave(self)
 
     def __enter__(self) -> Hold:
         try:
@@ -224,16 +132,9 @@ class Hold:
             self.release()
 
 
-def _make_lock(key: tuple[str, str]) -> FairLock:
-    path, group = key
-    if "://" in path:
-        return FairLock(None)
-    return FairLock(FileLock(os.path.join(os.path.dirname(path), "_locks", group)))
-
-
-_locks: OnePerKey[tuple[str, str], FairLock] = OnePerKey(_make_lock)
+_locks: OnePerKey[tuple[str, str], FairLock] = OnePerKey(lambda _: FairLock())
 
 
 def fair_lock_for(path: str, group: str) -> FairLock:
-    """Return this process's one lock for a group's ledger. An object store gets no file lock."""
+    """Return this process's one lock for a group's ledger."""
     return _locks.get((path, group))

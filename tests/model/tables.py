@@ -240,7 +240,7 @@ class MemoryLedgers:
             self.changed[stored.group] = latest + 1
             self.txns.update((app, (number, latest + 1)) for app, number in txns)
 
-    def delegation_turn(self, group: str, operations: Sequence[Mapping[str, Any]]) -> None:
+    def turn(self, group: str, delegable: Any, *, contended: bool) -> None:
         pass  # threads of one process share their commits already
 
     def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:

@@ -28,7 +28,8 @@ from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage.delegated_commands import SERVED, DelegatedRequest, DelegationTurn
+from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
+from spark_mq.storage.delegated_commands import DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.clock import system_clock
 
@@ -228,16 +229,16 @@ TestLeaders.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 @pytest.mark.parametrize(
     ("name", "variant"),
     [
-        ("_known_after", returns(-1)),
-        ("_read_note", returns(None)),
-        ("not_run", then(lambda new, a: a.requests)),
+        ("DelegationTurn._known_after", returns(-1)),
+        ("CommitTurn._read_note", returns(None)),
+        ("CommitTurn.not_run", then(lambda new, a: a.requests)),
     ],
 )
 def test_no_rule_can_be_missed(name: str, variant: Variant) -> None:
     quick = settings(
         TestRequests.settings, phases=[Phase.generate], derandomize=True, database=None
     )
-    wrong = rule_variant(f"DelegationTurn.{name}", variant)
+    wrong = rule_variant(name, variant)
     with wrong, pytest.raises(AssertionError, match=r"ran|own"):
         run_state_machine_as_test(Requests, settings=quick)  # type: ignore[no-untyped-call]
 

@@ -220,7 +220,7 @@ def on_delta(tmp_path: Path) -> Callable[[], Queue]:
 
 
 SHARED = (
-    "util/call_batcher.py", "util/fair_lock.py", "operations/committer.py",
+    "util/call_batcher.py", "util/fair_lock.py", "operations/committer.py", "storage/local_turn.py",
     "storage/optimistic_commit.py",
 )  # fmt: skip
 """Where threads share work: make test-all interrupts each line of these."""
@@ -233,6 +233,8 @@ SPARSE = {"sweep": 320, "trace": 320, "redrive": 320}
 """Long calls, and which of their other lines make test-all interrupts. Of the others each 32nd."""
 
 
+# Nobody gets an error of __del__, and the system frees what it would have closed.
+@pytest.mark.filterwarnings("ignore:.*LocalTurn.__del__:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("call", "step"),
     [
@@ -255,6 +257,7 @@ PARTS = [(call, part) for call in CALLS for part in range(16 if call in SPARSE e
 """Long calls are interrupted in several tests: none may last five minutes."""
 
 
+@pytest.mark.filterwarnings("ignore:.*LocalTurn.__del__:pytest.PytestUnraisableExceptionWarning")
 # An interrupted walk through a folder is closed only when Python collects it.
 @pytest.mark.filterwarnings("ignore:.*ScandirIterator:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(os.environ.get("INTERRUPTS") != "all", reason="in make fault: it takes minutes")

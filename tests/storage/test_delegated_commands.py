@@ -28,14 +28,8 @@ from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, Settle, SettlePart
 from spark_mq.operations.command_json import decode_result, encode_command
-from spark_mq.storage.delegated_commands import (
-    FOLDER,
-    LEADS,
-    MAX_BYTES,
-    SERVED,
-    DelegationTurn,
-    delete_old_requests,
-)
+from spark_mq.storage.commit_turn import LEADS, MAX_BYTES, SERVED
+from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn, delete_old_requests
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.user import act_as
 

@@ -26,9 +26,8 @@ from support.tables import group_ledger_of, ledgers_of, messages_of
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage import optimistic_commit
+from spark_mq.storage import local_turn, optimistic_commit
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.util import fair_lock
 
 Make = Callable[..., Queue]
 
@@ -503,7 +502,7 @@ def _hammer(path: str, group: str, stop: Any, ready: Any = None) -> int:
 
 
 def _hammer_apart(path: str, group: str, stop: Any, ready: Any = None) -> int:
-    fair_lock.fcntl = None  # type: ignore[assignment]
+    local_turn.fcntl = None  # type: ignore[assignment]
     return _hammer(path, group, stop, ready)
 
 
@@ -571,7 +570,7 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(
 
 
 def _plod_apart(path: str, name: str, times: int, stop: Any, ready: Any = None) -> float:
-    fair_lock.fcntl = None  # type: ignore[assignment]
+    local_turn.fcntl = None  # type: ignore[assignment]
     return _plod(path, name, times, stop, ready)
 
 

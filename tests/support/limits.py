@@ -41,6 +41,8 @@ PLACES = {
     "ledger_versions": "storage.table_cleanup.LEDGER_VERSIONS",
     "leftover_look": "storage.leftovers.LOOK_SECONDS",
     "leftovers": "storage.leftovers._MAX_LISTED",
+    "line_gather": "storage.local_turn.GATHER_SECONDS",
+    "line_patience": "storage.local_turn.PATIENCE_SECONDS",
     "offer_seconds": "util.fair_lock.TURN_SECONDS",
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",
     "outage_pause": "operations.outages.FIRST_PAUSE",

@@ -24,13 +24,18 @@ def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
     locks: dict[tuple[int, str], FairLock] = {}
 
     def commit_lock(table: LedgerTable, group: str) -> FairLock:
-        return locks.setdefault((id(table), group), FairLock(None))
+        return locks.setdefault((id(table), group), FairLock())
 
-    def delegation_turn(table: LedgerTable, group: str, commands: Any) -> DelegationTurn:
-        return DelegationTurn(table.files, table.log, group, commands, table.backoffs.get(group))
+    def turn(table: LedgerTable, group: str, delegable: Any, *, contended: bool) -> Any:
+        commands = delegable() if contended else None
+        if commands is None:
+            return None
+        backoff = table.backoffs.setdefault(group, Backoff())
+        backoff.shares = True
+        return DelegationTurn(table.files, table.log, group, commands, backoff)
 
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
-    monkeypatch.setattr(LedgerTable, "delegation_turn", delegation_turn)
+    monkeypatch.setattr(LedgerTable, "turn", turn)
     limits(turn_seconds=0.0)
 
 

@@ -1,0 +1,288 @@
+"""Random steps of writers in the line of a local disk, who die, freeze, and pass a frozen one.
+
+The line, the requests and the log are real ones. The model knows which commit ran which request,
+and who is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from support.rule_variants import Variant, returns, rule_variant, then
+
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.memory_files import MemoryFiles
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.errors import CommitConflict
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.storage import local_turn
+from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.local_turn import LocalTurn
+from spark_mq.util.clock import system_clock
+
+GROUP = "g"
+WRITERS = st.integers(0, 2)
+
+
+@dataclass
+class Writer:
+    """A process, with at most one turn."""
+
+    table: LedgerTable
+    turn: LocalTurn | None = None
+    is_first: bool = False  # or goes on without the line, after a conflict
+    requests: Sequence[DelegatedRequest] | None = None
+    ran: Sequence[DelegatedRequest] | None = None  # in its commit, whose answers are not given yet
+
+
+class Line(RuleBasedStateMachine):
+    """Three processes on one group of a local disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.files = MemoryFiles(system_clock)
+        table = self.opened().table
+        table.create("test")
+        self.revision = 0
+        self.ran: Counter[str] = Counter()  # by other writers
+        self.own: Counter[str] = Counter()  # by their own writers
+        self.accepted: set[str] = set()
+        self.dead: set[str] = set()
+        self.for_the_dead: set[str] = set()  # read by others after the death
+        self.cleaned = False
+        self.writers = [self.opened() for _ in range(3)]
+        table.write(
+            table.read(GROUP), Ledger(LedgerHeader()), operation_id="first", note={"group": GROUP}
+        )
+
+    def teardown(self) -> None:
+        for writer in self.writers:
+            if writer.turn is not None:
+                kill(writer.turn)
+        shutil.rmtree(self.folder)
+
+    def opened(self) -> Writer:
+        return Writer(LedgerTable(f"{self.files.root}/leases"))
+
+    @rule(at=WRITERS)
+    def step(self, at: int) -> None:
+        """A process does what comes next. One whose turn never comes is frozen."""
+        writer = self.writers[at]
+        if writer.turn is None:
+            self.stand_in_line(at)
+        elif not writer.is_first:
+            self.look(at)
+        elif writer.requests is None:
+            writer.requests = writer.turn.requests_to_run(lambda: None)
+            self.for_the_dead |= {one.request_id for one in writer.requests} & self.dead
+        elif writer.ran is None:
+            self.commit(at)
+        else:
+            self.answer(at)
+
+    @rule(at=WRITERS)
+    def three_steps(self, at: int) -> None:
+        """It is faster than the others."""
+        for _ in range(3):
+            self.step(at)
+
+    def stand_in_line(self, at: int) -> None:
+        writer = self.writers[at]
+        path = f"{self.folder}/{GROUP}"
+        turn = LocalTurn(path, writer.table.log, GROUP, lambda: [{"x": at}])
+        writer.turn = turn
+        writer.is_first = turn._step_up()
+        if not writer.is_first:
+            turn.wait(0.0)
+
+    def look(self, at: int) -> None:
+        """It finds its outcome, or the line free."""
+        writer = self.writers[at]
+        assert writer.turn is not None
+        outcome = writer.turn.wait(0.0)
+        if outcome is not None:
+            self.accept(at)
+        elif writer.turn.is_first:
+            writer.is_first = True
+
+    @rule(at=WRITERS)
+    def pass_the_holder(self, at: int) -> None:
+        """It has waited for long enough."""
+        writer = self.writers[at]
+        if writer.turn is not None and not writer.is_first:
+            writer.turn._pass_holder()
+            self.look(at)
+
+    @rule(at=WRITERS)
+    def lose_patience(self, at: int) -> None:
+        """It goes on without the line, as one on a disk without locks."""
+        writer = self.writers[at]
+        if writer.turn is not None and not writer.is_first:
+            writer.is_first = True
+
+    def accept(self, at: int) -> None:
+        turn = self.writers[at].turn
+        assert turn is not None
+        assert turn._request is not None
+        self.accepted.add(turn._request.request_id)
+        turn.close()
+        self.writers[at] = Writer(self.writers[at].table)
+
+    def commit(self, at: int) -> None:
+        writer = self.writers[at]
+        turn, requests = writer.turn, writer.requests
+        assert turn is not None
+        assert requests is not None
+        snapshot = writer.table.read(GROUP)
+        requests = turn.not_run(requests)
+        if turn.outcome() is not None:
+            self.accept(at)
+            return
+        self.revision += 1
+        revision = self.revision
+        served: dict[str, Any] = {one.request_id: ["done"] for one in requests}
+        note = {"group": GROUP, SERVED: {**turn.own_outcome, **served}}
+        # Another process may commit meanwhile.
+        if self.between is not None:
+            between, self.between = self.between, None
+            between()
+        try:
+            writer.table.write(
+                snapshot,
+                Ledger(LedgerHeader(revision=revision)),
+                operation_id=f"op{revision}",
+                note=note,
+            )
+        except CommitConflict:
+            writer.requests = None
+            return
+        self.own.update(own_id(turn))
+        self.ran.update(served.keys())
+        writer.ran = requests
+
+    between: Callable[[], object] | None = None
+
+    @rule(at=WRITERS, other=WRITERS)
+    def meet(self, at: int, other: int) -> None:
+        """Two holders commit at the same time."""
+        both = self.writers[at], self.writers[other]
+        if at != other and all(one.requests is not None and one.ran is None for one in both):
+            self.between = lambda: self.commit(other)
+            self.commit(at)
+            self.between = None
+
+    def answer(self, at: int) -> None:
+        writer = self.writers[at]
+        assert writer.turn is not None
+        assert writer.ran is not None
+        writer.turn.close(writer.ran)
+        self.writers[at] = Writer(writer.table)
+
+    @rule(at=WRITERS)
+    def die(self, at: int) -> None:
+        """It dies, perhaps between its commit and its answers. The system frees its locks."""
+        turn = self.writers[at].turn
+        if turn is not None:
+            kill(turn)
+            self.dead |= own_id(turn)
+        self.writers[at] = self.opened()
+
+    @rule(often=st.integers(0, 9))
+    def clean(self, often: int) -> None:
+        """The sweep deletes all commits but the last."""
+        if often:
+            return
+        table = self.opened().table
+        write_checkpoint(table.files)
+        clean_table(table.log, Keep(0, 0.0), data_files=True)
+        self.cleaned = True
+
+    @invariant()
+    def nobody_runs_a_request_twice(self) -> None:
+        """Only a writer whose outcome was cleaned away runs its own request again."""
+        assert max(self.ran.values(), default=0) <= 1
+        assert max(self.own.values(), default=0) <= 1
+        assert self.cleaned or not self.ran.keys() & self.own.keys()
+
+    @invariant()
+    def an_outcome_is_of_a_commit(self) -> None:
+        assert self.accepted <= self.ran.keys()
+
+    @invariant()
+    def nobody_runs_what_a_dead_writer_wanted(self) -> None:
+        """A delivery would be counted that nobody gets."""
+        assert not self.for_the_dead
+
+
+def own_id(turn: LocalTurn) -> set[str]:
+    return set() if turn._request is None else {turn._request.request_id}
+
+
+def kill(turn: LocalTurn) -> None:
+    """Do what the system does with the files of a dead process."""
+    for file in (turn._line, turn._file):
+        if file is not None:
+            file.close()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GATHER_SECONDS", "POLL_SECONDS"):
+        monkeypatch.setattr(local_turn, name, 0.0)
+
+
+TestLine = Line.TestCase
+TestLine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "broken"),
+    [
+        # A holder that died after its commit, or was passed, and a commit that lost a race.
+        ("LocalTurn.not_run", then(lambda new, a: a.requests), "ran"),
+        ("CommitTurn._read_note", returns(None), "ran"),
+        # A frozen holder runs the request of a writer that has passed it.
+        ("CommitTurn.own_outcome", returns({}), "ran"),
+        # A writer that takes the line although a commit ran its commands.
+        ("CommitTurn.outcome", returns(None), "ran"),
+        # A writer that died while it waited.
+        ("local_turn:_lock", None, "dead"),
+    ],
+)
+def test_no_rule_can_be_missed(
+    name: str, variant: Variant | None, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = settings(
+        TestLine.settings,
+        max_examples=1_000,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+    )
+    if variant is None:
+        real = local_turn._lock
+        monkeypatch.setattr(
+            local_turn, "_lock", lambda file, kind=None: kind is None and real(file)
+        )
+        with pytest.raises(AssertionError, match=broken):
+            run_state_machine_as_test(Line, settings=quick)  # type: ignore[no-untyped-call]
+        return
+    with rule_variant(name, variant), pytest.raises(AssertionError, match=broken):
+        run_state_machine_as_test(Line, settings=quick)  # type: ignore[no-untyped-call]

@@ -1,0 +1,438 @@
+"""The line of a group on a local disk: its holder commits for everybody who waits.
+
+Handles of one process act here as if each were a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.handles import again, lease, on_commit, until
+from support.limits import Limits
+from support.steps import Step
+from support.tables import group_ledger_of, ledgers_of
+
+from spark_mq import Lease, Queue, errors
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.ledger.commands import Change
+from spark_mq.storage import local_turn
+from spark_mq.storage.commit_turn import SERVED
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.local_turn import LocalTurn
+from spark_mq.util.fair_lock import FairLock
+
+MINUTE = 60.0
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each handle a lock of its own, as in a process of its own."""
+    locks: dict[tuple[int, str], FairLock] = {}
+    monkeypatch.setattr(
+        LedgerTable,
+        "commit_lock",
+        lambda table, group: locks.setdefault((id(table), group), FairLock()),
+    )
+
+
+@pytest.fixture
+def queue(delta_queue: Callable[..., Queue]) -> Queue:
+    queue = delta_queue(visibility_timeout="1m")
+    queue.publish([str(n) for n in range(20)])
+    queue.group().ensure()
+    return queue
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def turn_of(queue: Queue, commands: Any = None) -> LocalTurn:
+    ledgers = ledgers_of(queue)
+    ledgers.version()
+    turn = ledgers.turn("default", lambda: commands, contended=False)
+    assert isinstance(turn, LocalTurn)
+    return turn
+
+
+def holder_of(queue: Queue) -> LocalTurn:
+    """Hold the line, as a process does that commits."""
+    turn = turn_of(queue)
+    assert turn.wait(time.monotonic()) is None
+    assert turn.is_first
+    return turn
+
+
+def requests(queue: Queue) -> list[Path]:
+    return sorted(Path(queue.path, "_locks").glob("*.requests/*"))
+
+
+def waiting(queue: Queue, pool: ThreadPoolExecutor, *calls: Callable[[], Any]) -> list[Future[Any]]:
+    """Let calls wait, each with a request."""
+    futures = list[Future[Any]]()
+    for call in calls:
+        futures.append(pool.submit(call))
+        until(lambda: sum(one.stat().st_size > 0 for one in requests(queue)) >= len(futures))
+    return futures
+
+
+def sequences(lease: Lease) -> set[int]:
+    return {message.sequence for message in lease.messages}
+
+
+def notes(queue: Queue, since: int) -> list[dict[str, Any]]:
+    ledgers = ledgers_of(queue)
+    return [commit.note for commit in ledgers.log.commits(since + 1, ledgers.version())]
+
+
+def test_a_lone_writer_delegates_nothing(queue: Queue) -> None:
+    before = ledgers_of(queue).version()
+    lease(queue, 3).ack()
+    assert not Path(queue.path, "_locks", "default.requests").exists()
+    assert [SERVED in note for note in notes(queue, before)] == [False, False]
+
+
+def test_the_first_in_line_commits_for_all_that_wait(
+    queue: Queue, pool: ThreadPoolExecutor
+) -> None:
+    held = lease(queue, 3)
+    holder, before = holder_of(queue), ledgers_of(queue).version()
+    handles = [again(queue) for _ in range(3)]
+    leases = waiting(queue, pool, *(lambda one=one: lease(one, 4) for one in handles))
+    acked = waiting(queue, pool, held.ack)
+    until(lambda: len(requests(queue)) == 4)
+    holder.close()
+    found = [one.result(30) for one in leases]
+    assert acked[0].result(30).settled == 3
+    assert len(notes(queue, before)) == 1
+    assert len(set[int]().union(*map(sequences, found))) == 12
+    assert requests(queue) == []
+    stats = again(queue).group().stats()
+    assert (stats.leased, stats.acked) == (12, 3)
+
+
+def test_settles_of_others_run_before_leases(queue: Queue, pool: ThreadPoolExecutor) -> None:
+    """So a lease gets what another process gives back in the same commit."""
+    held, holder = lease(queue, 20), holder_of(queue)
+    taken = waiting(queue, pool, lambda: lease(again(queue), 20))
+    given = pool.submit(held.release)
+    until(lambda: len(requests(queue)) == 2)
+    holder.close()
+    assert given.result(30).settled == 20
+    assert len(sequences(taken[0].result(30))) == 20
+
+
+def test_what_a_holder_ran_that_died_before_its_answers_is_not_run_again(
+    queue: Queue, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = holder_of(queue)
+    (first,) = waiting(queue, pool, lambda: lease(again(queue), 5))
+    data, (path,) = requests(queue)[0].read_bytes(), requests(queue)
+    holder.close()
+    assert len(sequences(first.result(30))) == 5
+    # As if the holder had not deleted it, and its writer still waited.
+    with path.open("wb") as file:
+        local_turn._lock(file)  # type: ignore[arg-type]
+        file.write(data)
+        file.flush()
+        assert len(sequences(lease(again(queue), 2))) == 2
+        assert not path.exists(), "its writer must learn that it was run"
+    assert again(queue).group().stats().leased == 7
+
+
+def test_the_request_of_a_dead_writer_is_not_run(queue: Queue) -> None:
+    holder = holder_of(queue)
+    turn = turn_of(queue, [{"lease": {"worker_id": "dead", "max_messages": 5}}])
+    assert turn.wait(time.monotonic() - 1) is None
+    assert turn._file is not None
+    turn._file.close()  # as the system does
+    holder.close()
+    assert len(requests(queue)) == 1
+    lease(queue, 2)
+    assert requests(queue) == []
+    assert again(queue).group().stats().leased == 2
+
+
+def test_a_frozen_holder_is_passed_once(
+    queue: Queue, pool: ThreadPoolExecutor, limits: Limits
+) -> None:
+    """Those that come later stand in a new line."""
+    limits(line_patience=0.2)
+    frozen, started = holder_of(queue), time.monotonic()
+    assert len(sequences(lease(again(queue), 5))) == 5
+    waited = time.monotonic() - started
+    assert 0.2 <= waited < 10
+    limits(line_patience=MINUTE)
+    assert len(sequences(lease(again(queue), 5))) == 5
+    frozen.close()
+    assert time.monotonic() - started < 30
+
+
+def test_a_frozen_holder_runs_nothing_that_was_run_meanwhile(
+    queue: Queue, pool: ThreadPoolExecutor, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the requests, and another writer passes it before it commits."""
+    limits(line_patience=0.2)
+    holder, other = holder_of(queue), again(queue)
+    (asked,) = waiting(queue, pool, lambda: lease(other, 5))
+    thawed = threading.Event()
+
+    def freeze() -> None:
+        assert thawed.wait(30)
+
+    frozen_at = on_commit(monkeypatch, "leases", before=freeze)
+    slow = again(queue)
+    own = pool.submit(lambda: lease(slow, 4))
+    until(lambda: len(requests(queue)) == 2)
+    holder.close()
+    until(lambda: frozen_at.calls == 1)
+    first, second = (asked, own) if not asked.done() else (own, asked)
+    until(lambda: asked.done() or own.done() or frozen_at.calls > 1)
+    thawed.set()
+    assert len(sequences(first.result(30))) + len(sequences(second.result(30))) == 9
+    assert again(queue).group().stats().leased == 9
+
+
+def test_a_busy_line_is_no_frozen_one(
+    queue: Queue, pool: ThreadPoolExecutor, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits(line_patience=0.0)
+    passed = list[str]()
+    monkeypatch.setattr(LocalTurn, "_pass_holder", lambda turn: passed.append(turn._lock_path))
+    monkeypatch.setattr(LocalTurn, "_others_commit", lambda turn: True)
+    holder = holder_of(queue)
+    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
+    holder.close()
+    asked.result(30)
+    assert passed == []
+
+
+def test_a_command_that_only_its_process_can_run_waits_and_runs_those_of_others(
+    queue: Queue, pool: ThreadPoolExecutor
+) -> None:
+    holder = holder_of(queue)
+    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
+    step = Step(lambda view: Change(None, None, {"operation": "step"}))
+    own = pool.submit(group_ledger_of(again(queue).group()).run, step)
+    holder.close()
+    own.result(30)
+    assert len(sequences(asked.result(30))) == 5
+    assert again(queue).group().stats().leased == 5
+
+
+def test_a_commit_by_a_person_runs_no_requests(queue: Queue, pool: ThreadPoolExecutor) -> None:
+    """Its note has a person's name and reason, which must not stand beside what others did."""
+    last = queue.publish("x").sequences[0]
+    holder, before = holder_of(queue), ledgers_of(queue).version()
+    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
+    real, asking = LocalTurn._step_up, threading.get_ident()
+
+    def step_up(turn: LocalTurn) -> bool:
+        return (threading.get_ident() == asking or not requests(queue)) and real(turn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalTurn, "_step_up", step_up)  # the other one waits for longer
+        holder.close()
+        assert again(queue).group().discard([last], reason="a mistake") == 1
+        (note,) = notes(queue, before)
+        assert SERVED not in note
+    asked.result(30)
+
+
+def test_a_request_that_cannot_run_goes_back_to_its_writer(
+    queue: Queue, pool: ThreadPoolExecutor
+) -> None:
+    """A lease without messages looks for the reason by itself, and a lost one fails there."""
+    held = lease(queue, 20)
+    held.ack()
+    holder = holder_of(queue)
+    (empty,) = waiting(queue, pool, lambda: again(queue).group().lease("w"))
+    lost = pool.submit(held.extend)
+    until(lambda: len(requests(queue)) == 2)
+    holder.close()
+    assert empty.result(30) is None
+    with pytest.raises(errors.LeaseLost):
+        lost.result(30)
+    assert requests(queue) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 99, "commands": []}', b"\xff"])
+def test_a_request_of_another_format_is_none(queue: Queue, data: bytes) -> None:
+    folder = Path(queue.path, "_locks", "default.requests")
+    folder.mkdir(parents=True)
+    with (folder / f"{1:020d}-{'a' * 32}.json").open("wb") as file:
+        local_turn._lock(file)  # type: ignore[arg-type]
+        file.write(data)
+        file.flush()
+        assert len(sequences(lease(queue, 5))) == 5
+    assert again(queue).group().stats().leased == 5
+
+
+def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None:
+    folder = Path(queue.path, "_locks", "default.requests")
+    folder.mkdir(parents=True)
+    commands = [{"lease": {"worker_id": "old", "max_messages": 5}}]
+    with (folder / f"{0:020d}-{'a' * 32}.json").open("wb") as file:
+        local_turn._lock(file)  # type: ignore[arg-type]
+        file.write(json.dumps({"format": 1, "commands": commands}).encode())
+        ledgers = ledgers_of(queue)
+        for _ in range(3):
+            lease(queue, 1)
+        write_checkpoint(ledgers.files)
+        os.unlink(Path(ledgers.path, "_delta_log", f"{1:020d}.json"))
+        file.flush()
+        log = DeltaLog(ObjectStore(ledgers.path))
+        turn = LocalTurn(str(folder)[: -len(".requests")], log, "default", lambda: None)
+        assert turn.wait(0.0) is None
+        found = turn.requests_to_run(lambda: None)
+        assert len(found) == 1
+        assert turn.not_run(found) == []
+        turn.close()
+
+
+@pytest.mark.parametrize("kind", ["a file in the way", "no locks", "no space"])
+def test_where_nobody_can_stand_in_line_a_writer_commits(
+    queue: Queue, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "a file in the way":
+        Path(queue.path, "_locks").rename(Path(queue.path, "old"))
+        Path(queue.path, "_locks").write_text("")
+    elif kind == "no locks":
+        monkeypatch.setattr(local_turn, "fcntl", None)
+    else:
+
+        def full(file: Any, kind: int | None = None) -> bool:
+            raise OSError(28, "no space left on device")
+
+        monkeypatch.setattr(local_turn, "_lock", full)
+    assert lease(queue, 5).ack().settled == 5
+
+
+def test_without_space_for_a_request_a_writer_still_waits_for_the_line(
+    queue: Queue, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, asked = holder_of(queue), threading.Event()
+    real = local_turn._open
+
+    def full(path: str, mode: str = "ab") -> Any:
+        if mode == "xb":
+            asked.set()
+            raise OSError(28, "no space left on device")
+        return real(path, mode)
+
+    monkeypatch.setattr(local_turn, "_open", full)
+    found = pool.submit(lambda: lease(again(queue), 5))
+    assert asked.wait(30)
+    assert not found.done()
+    holder.close()
+    assert len(sequences(found.result(30))) == 5
+
+
+def test_a_failed_commit_does_not_claim_that_nobody_ran_a_delegated_command(
+    queue: Queue, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = holder_of(queue)
+    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
+    fault = on_commit(monkeypatch, "leases", fail=PermissionError(13, "no"), at=1)
+    fault.real = lambda *_, **__: None  # nothing is written
+    holder.close()
+    with pytest.raises(errors.StorageError, match="other workers may still run it") as caught:
+        asked.result(30)
+    assert caught.value.data["landed"] is None
+    assert requests(queue) == []
+
+
+def test_a_wait_looks_often(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit takes 2 ms, so a longer pause would leave the line free for most of the time."""
+    holder, pauses = holder_of(queue), list[float]()
+
+    def nap(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            holder.close()
+
+    monkeypatch.setattr(local_turn.time, "sleep", nap)
+    turn = turn_of(queue)
+    assert turn.wait(time.monotonic() + MINUTE) is None
+    turn.close()
+    assert max(pauses) <= 0.001
+
+
+# -- files
+
+
+def open_files() -> set[str]:
+    """The files of lines that this process has open."""
+    paths = (
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{fd}")
+    )
+    return {os.path.basename(path) for path in paths if "/_locks/" in path}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="the system lists no open files")
+def test_files_are_open_only_while_a_writer_waits_or_commits(queue: Queue) -> None:
+    lease(queue, 1)
+    assert open_files() == set()
+    holder = holder_of(queue)
+    assert open_files() == {"default.lock"}
+    waiter = turn_of(queue, [])
+    assert waiter.wait(time.monotonic() - 1) is None
+    assert open_files() == {"default.lock", *(one.name for one in requests(queue))}
+    waiter.close()
+    assert open_files() == {"default.lock"}
+    holder.close()
+    assert open_files() == set()
+    assert requests(queue) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
+def test_a_fork_keeps_no_lock(queue: Queue) -> None:
+    """A child that lives on would hold the line after the death of its parent."""
+    holder = holder_of(queue)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(local_turn._locked) - sum(one.closed for one in local_turn._locked))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not turn_of(queue)._step_up(), "the parent still holds it"
+    holder.close()
+
+
+def _hold(path: str, taken: Any) -> None:
+    holder = holder_of(Queue.open(path))
+    taken.set()
+    assert holder.is_first
+    threading.Event().wait()  # until it is killed
+
+
+def test_the_line_is_taken_from_a_process_that_is_killed(queue: Queue) -> None:
+    context = multiprocessing.get_context("spawn")
+    taken = context.Event()
+    process = context.Process(target=_hold, args=(queue.path, taken))
+    process.start()
+    try:
+        assert taken.wait(60)
+        assert not turn_of(queue)._step_up()
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        started = time.monotonic()
+        lease(queue, 5)
+        assert time.monotonic() - started < local_turn.PATIENCE_SECONDS
+    finally:
+        process.kill()
+        process.join()
