@@ -39,7 +39,7 @@ def test_the_goal(steps: dict[str, Counter[Any]], step: str, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "most"), [("latestOffset", 83), ("lease", 154), ("ack", 89), ("sweep", 1600)]
+    ("step", "most"), [("latestOffset", 97), ("lease", 196), ("ack", 119), ("sweep", 1792)]
 )
 def test_no_step_gets_longer(steps: dict[str, Counter[Any]], step: str, most: int) -> None:
     assert 0 < steps[step].total() <= most
