@@ -16,7 +16,8 @@ from support.stores import RemoteStore
 from support.tables import context_of, ledgers_of
 
 from spark_mq import Lease, Queue
-from spark_mq.storage.delegated_commands import FOLDER, DelegatedRequest, DelegationTurn
+from spark_mq.storage.commit_turn import DelegatedRequest
+from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
 
 __all__ = ["machines"]
 
