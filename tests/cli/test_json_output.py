@@ -135,7 +135,7 @@ def test_only_the_commands_that_the_reference_names_make_commits(folder: Path, r
     page = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
     text = " ".join(page.read_text(encoding="utf-8").split())
     (sentence,) = re.findall(r"These commands make commits: (.*?)\. All others only look", text)
-    named = re.findall(r"`([a-z ]+)[^`]*`", sentence)
+    named = re.findall(r"`([a-z]+(?:[ -][a-z]+)*)[^`]*`", sentence)
     made = set()
     for call in CALLS:
         before = commits_below(folder)
