@@ -29,7 +29,7 @@ __all__ = ["Budget", "RateLimits"]
 SHARE: Final = 4
 """A lease waits for the 1/SHARE of a burst, so that a busy group makes few small leases."""
 
-_SAMPLED: Final = 100  # slices of files whose mean size is that of the messages that wait
+_SAMPLED: Final = 100  # slices of files that an estimate of the mean message size looks at
 
 
 @dataclass(slots=True)
