@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_mq.delta.actions import Commit, parse_foreign
+from spark_mq.delta.actions import parse_foreign
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
 from spark_mq.errors import StorageError
@@ -69,9 +69,9 @@ class DelegatedRequest:
     def decode(cls, path: str, data: bytes) -> DelegatedRequest | None:
         """Return the request in a file, or None if it cannot be read."""
         try:
-            found = parse_foreign(data.decode())
-            commands = found["commands"]
-            if found["format"] != FORMAT or not isinstance(commands, list):
+            stored = parse_foreign(data.decode())
+            commands = stored["commands"]
+            if stored["format"] != FORMAT or not isinstance(commands, list):
                 return None
             return cls(id_of(path), base_of(path), commands)
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -92,9 +92,6 @@ def base_of(path: str) -> int:
 
 class CommitTurn(ABC):
     """The turn of one writer, from its wait until its commit or that of another writer."""
-
-    can_lead = False  # whether it may make the next commits of others, too
-    has_looked = False  # whether its wait has looked for the commits of others
 
     def __init__(self, log: DeltaLog) -> None:
         self._log = log
@@ -121,10 +118,6 @@ class CommitTurn(ABC):
     def close(self, ran: Sequence[DelegatedRequest] = ()) -> None:
         """Delete the own request, and those that the own commit ran."""
 
-    def others_share(self) -> bool:
-        """Return whether those that commit look for requests."""
-        return True
-
     @property
     def own_outcome(self) -> dict[str, None]:
         """Return what the note of the own commit says of the own request."""
@@ -135,8 +128,8 @@ class CommitTurn(ABC):
         # Another thread, or a read of the ledger, may have read newer commits since the wait.
         self._take_notes(self._log.state.version)
         # A cleaned commit may have run a request that was written before it.
-        known = (one for one in requests if one.base >= self._missed)
-        return [one for one in known if one.request_id not in self._ran]
+        known = (request for request in requests if request.base >= self._missed)
+        return [request for request in known if request.request_id not in self._ran]
 
     def outcome(self) -> Any | None:
         """Return the outcome of the own request, or None if no known commit ran it."""
@@ -174,17 +167,18 @@ class CommitTurn(ABC):
             # A cleaned commit may have run the request. Then it runs again. The leases of the first
             # run expire, and a settle finds its messages settled.
             try:
-                self._take_note(known.get(number) or self._log.read_commit(number))
+                commit = known.get(number) or self._log.read_commit(number)
+                self._take_note(commit.note)
             except FileNotFoundError:
                 self._missed = number
         self._seen = max(self._seen, version)
 
-    def _take_note(self, commit: Commit) -> None:
+    def _take_note(self, note: Mapping[str, Any]) -> None:
         """Take in the note of a new commit."""
-        self._read_note(commit)
+        self._read_note(note)
 
-    def _read_note(self, commit: Commit) -> None:
-        served = commit.note.get(SERVED)
+    def _read_note(self, note: Mapping[str, Any]) -> None:
+        served = note.get(SERVED)
         if isinstance(served, dict):
             self._ran |= served
             if self._request is not None and self._request.request_id in served:

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from urllib.parse import quote
 
-from spark_mq.delta.actions import Commit
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore, is_data_path
 from spark_mq.delta.store_errors import STORE_ERRORS, wrap_store_errors
@@ -73,8 +72,6 @@ def delete_old_requests(files: ObjectStore) -> int:
 class DelegationTurn(CommitTurn):
     """The delegated commands of one writer, from the write of their file to their end."""
 
-    can_lead = True
-    has_looked = True
     _request: DelegatedRequest
 
     def __init__(
@@ -164,15 +161,15 @@ class DelegationTurn(CommitTurn):
                 _log.debug("requests in %s were not listed: %s", self._files.root, error)
                 return []
 
-    def _take_note(self, commit: Commit) -> None:
-        super()._take_note(commit)
-        self._note_leader(commit)
+    def _take_note(self, note: Mapping[str, Any]) -> None:
+        super()._take_note(note)
+        self._note_leader(note)
 
-    def _note_leader(self, commit: Commit) -> None:
+    def _note_leader(self, note: Mapping[str, Any]) -> None:
         """Note whether the writer of a new commit leads."""
-        if commit.note.get("group") != self._group:
+        if note.get("group") != self._group:
             return
-        leads = commit.note.get(LEADS) is True
+        leads = note.get(LEADS) is True
         wait = REQUESTS_OF_A_LEADER * self._latency + LEADER_SECONDS
         self._backoff.led_until = time.monotonic() + wait if leads else 0.0
 
@@ -204,12 +201,12 @@ class DelegationTurn(CommitTurn):
             if commit.version != known_after:
                 break
             known_after -= 1
-            self._read_note(commit)
+            self._read_note(commit.note)
         return known_after
 
-    def _read_note(self, commit: Commit) -> None:
-        super()._read_note(commit)
-        self._others_share = self._others_share or isinstance(commit.note.get(SERVED), dict)
+    def _read_note(self, note: Mapping[str, Any]) -> None:
+        super()._read_note(note)
+        self._others_share = self._others_share or isinstance(note.get(SERVED), dict)
 
     def others_share(self) -> bool:
         """Return whether a commit since then ran requests. Its writer looks for them."""

@@ -250,15 +250,22 @@ class LedgerTable:
         *,
         contended: bool,
     ) -> CommitTurn | None:
-        """Return the turn in which others may run the JSON commands, or None to only pause.
-
-        Over a store a turn costs requests, so without contention there is none.
-        """
+        """Return the turn in which others may run the JSON commands, or None to only pause."""
         if self.files.is_local:
             if is_in_memory(self.path) or not has_lines():
                 return None
             line = os.path.join(os.path.dirname(self.files.key), "_locks", group)
             return LocalTurn(line, self.log, group, delegable)
+        return self.delegation_turn(group, delegable, contended=contended)
+
+    def delegation_turn(
+        self,
+        group: str,
+        delegable: Callable[[], Sequence[Mapping[str, Any]] | None],
+        *,
+        contended: bool,
+    ) -> DelegationTurn | None:
+        """Return the turn over a store, which costs requests: without contention there is none."""
         commands = delegable() if contended else None
         if commands is None:
             return None

@@ -185,9 +185,9 @@ class LocalTurn(CommitTurn):
         self._withdraw()
         if not self.is_first:
             return []
-        found = list(self._readable(self._gathered()))
-        self._seen = min([self._seen, *(one.base for one in found)])
-        return found
+        requests = list(self._readable(self._gathered()))
+        self._seen = min([self._seen, *(request.base for request in requests)])
+        return requests
 
     def _gathered(self) -> list[str]:
         """Return the paths of all requests, after a short wait for those that are likely."""
@@ -205,8 +205,9 @@ class LocalTurn(CommitTurn):
         """Return how many requests of others the last commit ran."""
         version = self._log.state.version
         for commit in self._log.known_commits(version, version):
-            served = commit.note.get(SERVED)
-            if isinstance(served, dict) and commit.note.get("group") == self._group:
+            note = commit.note
+            served = note.get(SERVED)
+            if isinstance(served, dict) and note.get("group") == self._group:
                 return sum(outcome is not None for outcome in served.values())
         return 0
 
@@ -229,11 +230,11 @@ class LocalTurn(CommitTurn):
     def not_run(self, requests: Sequence[DelegatedRequest]) -> Sequence[DelegatedRequest]:
         left = super().not_run(requests)
         # The writer that ran them died before it deleted them.
-        self.leave(one for one in requests if one.request_id in self._ran)
+        self.leave(request for request in requests if request.request_id in self._ran)
         return left
 
     def leave(self, requests: Iterable[DelegatedRequest]) -> None:
-        self._delete([f"{self._folder}/{one.name}" for one in requests])
+        self._delete([f"{self._folder}/{request.name}" for request in requests])
 
     def close(self, ran: Sequence[DelegatedRequest] = ()) -> None:
         """Let the writers that were served see it, and give the line back. May be called again."""

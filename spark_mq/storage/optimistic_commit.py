@@ -146,7 +146,7 @@ class OptimisticCommit:
 
     def _read(self, refresh: bool | None) -> LedgerSnapshot:
         without_ledger = self._batch.without_ledger
-        if self._turn is None or not self._turn.has_looked:
+        if self._delegation is None:
             return self._store.read(self._group, without_ledger=without_ledger, refresh=refresh)
         # The wait for the turn has just looked.
         return replace(
@@ -179,16 +179,16 @@ class OptimisticCommit:
             self._batch.accept(outcome)
             self._store.was_changed = True
             return True
-        if backoff is not None and not self._orders_machines:
+        if backoff is not None and self._delegation is None:
             backoff.wait(self._batch.priority.value)
         if turn is not None:
             self._take_requests(turn)
         return False
 
     @property
-    def _orders_machines(self) -> bool:
-        """Return whether the turn keeps writers of all machines from races."""
-        return self._turn is not None and self._turn.can_lead
+    def _delegation(self) -> DelegationTurn | None:
+        """Return the turn if it keeps writers of all machines from races."""
+        return self._turn if isinstance(self._turn, DelegationTurn) else None
 
     def _leave(self, requests: Iterable[DelegatedRequest]) -> None:
         """Leave requests to their own writers."""
@@ -212,8 +212,8 @@ class OptimisticCommit:
         self._backoff = self._store.backoffs.setdefault(self._group, Backoff())
         self._backoff.lost(now - began)
         group = None if self._batch.whole_table else self._group
-        if self._turn is not None and self._orders_machines:
-            if not self._turn.others_share():
+        if self._delegation is not None:
+            if not self._delegation.others_share():
                 # The winner does not look for requests yet. A commit with a pause makes it look.
                 self._store.request_pause(group, SHARED_PAUSE, share=True)
         elif self._losses % ASK_AFTER == 0:
@@ -226,10 +226,11 @@ class OptimisticCommit:
         leads, is_own = False, not self._leads
         if turn is not None:
             ran = batch.served()
-            leads = turn.can_lead and bool(ran) and self._may_lead()
+            can_lead = self._delegation is not None
+            leads = can_lead and bool(ran) and self._may_lead()
             if served := {**(turn.own_outcome if is_own else {}), **ran}:
                 note[SERVED] = served
-            if turn.can_lead:
+            if can_lead:
                 note[LEADS] = leads
         if backoff and backoff.pause and (is_own or len(ran) > 1):
             note[PAUSE] = round(backoff.pause, 3)
@@ -241,13 +242,13 @@ class OptimisticCommit:
             txns=tuple(batch.txns.items()),
             whole_table=batch.whole_table,
         )
-        self._ran = [one for one in self._requests if one.request_id in ran]
-        self._leave(one for one in self._requests if one not in self._ran)
+        self._ran = [request for request in self._requests if request.request_id in ran]
+        self._leave(request for request in self._requests if request not in self._ran)
         self._leads = leads
         if leads and is_own:
             self._leads_until = time.monotonic() + LEAD_SECONDS
         if backoff is not None:
-            shared = self._orders_machines and len(ran) + is_own > 1
+            shared = self._delegation is not None and len(ran) + is_own > 1
             self._won(backoff, time.monotonic() - began, shared=shared)
         self._store.notifier.notify()
 
@@ -267,8 +268,8 @@ class OptimisticCommit:
 
     def _lead(self) -> None:
         """Commit what others delegate, as long as they do."""
-        turn, backoff = self._turn, self._backoff
-        assert isinstance(turn, DelegationTurn)
+        turn, backoff = self._delegation, self._backoff
+        assert turn is not None
         assert backoff is not None
         backoff.leads = True
         try:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
 from spark_mq import Queue
-from spark_mq.storage.delegated_commands import DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
@@ -26,16 +24,8 @@ def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
     def commit_lock(table: LedgerTable, group: str) -> FairLock:
         return locks.setdefault((id(table), group), FairLock())
 
-    def turn(table: LedgerTable, group: str, delegable: Any, *, contended: bool) -> Any:
-        commands = delegable() if contended else None
-        if commands is None:
-            return None
-        backoff = table.backoffs.setdefault(group, Backoff())
-        backoff.shares = True
-        return DelegationTurn(table.files, table.log, group, commands, backoff)
-
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
-    monkeypatch.setattr(LedgerTable, "turn", turn)
+    monkeypatch.setattr(LedgerTable, "turn", LedgerTable.delegation_turn)
     limits(turn_seconds=0.0)
 
 

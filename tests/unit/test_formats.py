@@ -77,13 +77,13 @@ def test_models_come_back(number: int, kind: Any, to: str | None) -> None:
 def test_any_bytes_give_a_value_or_invalid_payload(payload: bytes) -> None:
     formats: list[Any] = [Json(), Pydantic(Customer), Avro(ORDER), Protobuf(Order)]
     formats += [Confluent(Avro(ORDER), 7), Confluent(Protobuf(Order), 7)]
-    for one in formats:
+    for format_ in formats:
         for data in (payload, b"\0\0\0\0\7" + payload):
             try:
-                value = one.decode(data)
+                value = format_.decode(data)
             except (InvalidPayload, UnknownSchema):
                 continue
-            assert repr(one.decode(one.encode(value))) == repr(value), "NaN is unequal"
+            assert repr(format_.decode(format_.encode(value))) == repr(value), "NaN is unequal"
 
 
 @given(VALUES, st.data())
