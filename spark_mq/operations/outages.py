@@ -55,20 +55,25 @@ class Refusals:
 
     A refusal is of what this process never could do. If it has changed the group's table before, it
     is an outage. So it is if nothing can be read now, because the queue was read when it was
-    opened. A worker that was idle for long gets a minute, because the store may be the cause.
+    opened. The store may recover between an error and that reading, so it takes two refusals in a
+    row. A worker that was idle for long gets a minute, because the store may be the cause.
     """
 
     def __init__(self, ledger: GroupLedger) -> None:
         self._ledger, self._began = ledger, time.monotonic()
         self._refused_at: float | None = None
+        self._refused_first: Exception | None = None
 
     def give_up(self, error: Exception) -> bool:
         """Return whether no wait helps, after an error of a lease."""
         if not self._is_refusal(error):
-            self._refused_at = None
+            self._refused_at = self._refused_first = None
             return False
         now = time.monotonic()
         self._refused_at = now if self._refused_at is None else self._refused_at
+        self._refused_first = self._refused_first or error
+        if error is self._refused_first:
+            return False
         refused, worked = now - self._refused_at, self._refused_at - self._began
         return worked < START_SECONDS or refused >= REFUSED_SECONDS
 

@@ -34,6 +34,7 @@ from spark_mq.ledger.commands import Command
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.ledger.settle import Settle
 from spark_mq.operations import payloads
+from spark_mq.operations.outages import Refusals
 from spark_mq.streaming.multi_source import MultiQueueSource
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
@@ -519,6 +520,25 @@ def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
         until(lambda: outage.failed > 4)
         outage.on = False
         until(lambda: clock.advance("10s") or seen)
+    assert drained(queue) == []
+
+
+def test_a_store_that_recovers_while_a_worker_asks_for_the_cause_has_refused_nothing(
+    delta_queue: Make, outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, seen = delta_queue(), list[int]()
+    queue.publish("a")
+    queue.group().ensure()
+    opened, real = again(queue), Refusals.give_up
+
+    def recover(refusals: Refusals, error: Exception) -> bool:
+        outage.on = False
+        return real(refusals, error)
+
+    monkeypatch.setattr(Refusals, "give_up", recover)
+    outage.begin("leases", (*READS, *WRITES))
+    with working(opened, lambda taken: seen.append(len(taken))):
+        until(lambda: seen)
     assert drained(queue) == []
 
 
