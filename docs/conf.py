@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 project = "spark_mq"
 author = "the spark_mq authors"
 copyright = "the spark_mq authors, Apache-2.0"
@@ -26,3 +29,17 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = False
 python_maximum_signature_line_length = 80
 python_display_short_literal_types = True
+
+_SIGNATURES = re.compile(r"<!-- api\n(.*?)-->\n.*?<!-- end -->", re.S)
+
+
+def with_directives(text: str) -> str:
+    """Return a page with its autodoc directives in place of the signatures for a clone."""
+    return _SIGNATURES.sub(r"```{eval-rst}\n\1```", text)
+
+
+def setup(app: Any) -> None:
+    def replace(_app: Any, _page: str, source: list[str]) -> None:
+        source[0] = with_directives(source[0])
+
+    app.connect("source-read", replace)

@@ -1,20 +1,28 @@
-"""Write what follows from the code: tables of the reference, and the types of settings.
+"""Write what follows from the code: tables and signatures of the reference, and types of settings.
 
     .venv/bin/python docs/write_reference.py
 
 In a page, a marker begins a table, and ``<!-- end -->`` ends it. ``<!-- options: NAME -->`` is for
 the options of a command, ``<!-- commands: NAME -->`` for the commands of a group, and
 ``<!-- job: NAME -->`` for the options of a job. ``<!-- settings: OWNER -->`` is for the settings of
-a group or a queue, and ``<!-- figures: group -->`` for the statistics of a group. tests/docs fails
-if a page or the types differ.
+a group or a queue, and ``<!-- figures: group -->`` for the statistics of a group. A marker
+``<!-- api`` holds autodoc directives. What is written below it are the signatures for people who
+read the page in a clone; ``conf.py`` puts the directives in their place. tests/docs fails if a page
+or the types differ.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
 import runpy
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +34,7 @@ from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.setting_fields import Setting, settings_of
 
 REFERENCE = Path(__file__).parent / "reference"
-PAGES = ("cli.md", "jobs.md", "settings.md", "states.md")
+PAGES = ("api.md", "cli.md", "jobs.md", "settings.md", "states.md")
 TYPES = Path(__file__).parents[1] / "spark_mq" / "ledger" / "setting_options.py"
 OWNERS: dict[str, type[Any]] = {"group": GroupSettings, "queue": QueueSettings}
 JOBS = Path(__file__).parents[1] / "jobs"
@@ -34,6 +42,9 @@ COMMON = {"help", "queue", "group", "yes", "storage_option", "output"}
 _MARKED = re.compile(
     r"(<!-- (options|commands|job|settings|figures): ([\w-]+) -->\n).*?(<!-- end -->)", re.S
 )
+_API = re.compile(r"(<!-- api\n(.*?)-->\n).*?(<!-- end -->)", re.S)
+_DIRECTIVE = re.compile(r"^\.\. auto(\w+):: ([\w.]+)\n((?:   :.*\n)*)", re.M)
+_WIDTH = 95  # of a line of a signature, which a class indents by four
 _OF_ALL_JOBS = {"help", "queue", "queues", "storage_options"}
 _DURATION = re.compile(r"\b[0-9]+(?:ms|[smhd])\b")
 _HELP_DEFAULT = re.compile(r"[.;] Default: (.+)$")
@@ -50,7 +61,7 @@ def commands(group: Any = None, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rewritten(text: str) -> str:
-    """Return a page with the tables as the code is now."""
+    """Return a page with the tables and signatures as the code is now."""
     known = dict(commands())
 
     def table(found: re.Match[str]) -> str:
@@ -73,7 +84,128 @@ def rewritten(text: str) -> str:
         line = "| --- " * len(head)
         return f"{start}| {' | '.join(head)} |\n{line}|\n{''.join(rows)}{end}"
 
-    return _MARKED.sub(table, text)
+    return _API.sub(_signatures, _MARKED.sub(table, text))
+
+
+def _signatures(found: re.Match[str]) -> str:
+    start, directives, end = found.groups()
+    stubs = "\n\n".join(_stub(*one) for one in _DIRECTIVE.findall(directives))
+    return f"{start}```python skip: signatures\n{stubs}\n```\n{end}"
+
+
+def _stub(kind: str, name: str, options: str) -> str:
+    """Return what a directive documents, as the stub of a class, a function or a constant."""
+    if kind == "module":
+        module = importlib.import_module(name)
+        members = [value for one, value in vars(module).items() if one in module.__all__]
+        return "\n\n".join(_class_stub(one, []) for one in members)
+    module_name, _, last = name.rpartition(".")
+    value = getattr(importlib.import_module(module_name), last)
+    if kind == "data":
+        return f"{last}: {type(value).__qualname__}"
+    if kind == "function":
+        return _function_stub(last, value)
+    listed = re.search(r":members:(.*)", options)
+    members = listed[1].replace(",", " ").split() if listed else []
+    if listed and not members:
+        members = [one for one in vars(value) if one[0] != "_" and _function_of(value, one)]
+    if not is_dataclass(value) and ":class-doc-from:" not in options and "__init__" in vars(value):
+        members.insert(0, "__init__")
+    return _class_stub(value, members)
+
+
+def _class_stub(owner: type[Any], members: Iterable[str]) -> str:
+    bases = ", ".join(one.__name__ for one in owner.__bases__ if issubclass(one, BaseException))
+    head = f"class {owner.__name__}({bases}):" if bases else f"class {owner.__name__}:"
+    parts = [_first_line(owner)]
+    if is_dataclass(owner):
+        public = (one for one in fields(owner) if one.name[0] != "_")
+        parts.append("\n".join(f"{one.name}: {one.type}" for one in public))
+    for name in members:
+        if function := _function_of(owner, name):
+            parts.append(_decorator(owner, name) + _function_stub(name, function))
+        else:
+            parts.append(f"{name}: {owner.__annotations__[name]}")
+    return head + "\n" + textwrap.indent("\n\n".join(filter(None, parts)), "    ")
+
+
+def _function_of(owner: type[Any], name: str) -> Any:
+    """Return the function behind a method or a property, or None if it is something else."""
+    match inspect.getattr_static(owner, name, None):
+        case property() as member:
+            return member.fget
+        case cached_property() as member:
+            return member.func
+        case classmethod() | staticmethod() as member:
+            return member.__func__
+        case member:
+            return member if inspect.isfunction(member) else None
+
+
+def _decorator(owner: type[Any], name: str) -> str:
+    match inspect.getattr_static(owner, name, None):
+        case property() | cached_property():
+            return "@property\n"
+        case classmethod():
+            return "@classmethod\n"
+        case staticmethod():
+            return "@staticmethod\n"
+        case _:
+            return ""
+
+
+def _function_stub(name: str, function: Any) -> str:
+    """Return the signature of a function, and the first line of its docstring."""
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    tree = ast.parse(source).body[0]
+    assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef)
+    word = "async def" if isinstance(tree, ast.AsyncFunctionDef) else "def"
+    end = f") -> {ast.unparse(tree.returns)}:" if tree.returns else "):"
+    arguments = list(_arguments(tree.args, source))
+    line = f"{word} {name}({', '.join(arguments)}{end}"
+    if len(line) > _WIDTH:
+        line = f"{word} {name}(\n{_filled(arguments)}\n{end}"
+    return f"{line}\n{textwrap.indent(_first_line(function), '    ')}"
+
+
+def _arguments(arguments: ast.arguments, source: str) -> Iterator[str]:
+    """Yield each argument of a function as its source has it."""
+    placed = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(placed) - len(arguments.defaults)) + arguments.defaults
+    for one, default in zip(placed, defaults, strict=True):
+        yield _argument(one, default, source)
+    if arguments.vararg:
+        yield "*" + _argument(arguments.vararg, None, source)
+    elif arguments.kwonlyargs:
+        yield "*"
+    for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield _argument(one, default, source)
+    if arguments.kwarg:
+        yield "**" + _argument(arguments.kwarg, None, source)
+
+
+def _argument(one: ast.arg, default: ast.expr | None, source: str) -> str:
+    text = ast.get_source_segment(source, one) or one.arg
+    if default is not None:
+        text += f" = {ast.get_source_segment(source, default)}"
+    return " ".join(text.split())
+
+
+def _filled(arguments: list[str]) -> str:
+    """Return arguments in lines that end between two of them."""
+    lines = [""]
+    for one in arguments:
+        if lines[-1] and len(lines[-1]) + len(one) + 1 > _WIDTH - 4:
+            lines.append("")
+        lines[-1] += f"{one}, "
+    return textwrap.indent("\n".join(line.rstrip() for line in lines), "    ")
+
+
+def _first_line(thing: Any) -> str:
+    """Return the first paragraph of a docstring as a docstring, in Markdown."""
+    first = " ".join(inspect.cleandoc(thing.__doc__ or "").partition("\n\n")[0].split())
+    first = re.sub(r":\w+:`~?(?:spark_mq\.)?([^`]+)`", r"`\1`", first).replace("``", "`")
+    return f'"""{first}"""' if first else "..."
 
 
 def _setting_row(one: Setting) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shlex
 import tomllib
 from dataclasses import fields
@@ -136,6 +137,20 @@ def test_the_reference_of_the_jobs_is_what_their_parsers_say(write_reference: Mo
     pytest.importorskip("pyspark")
     text = assert_current(write_reference, "jobs.md")
     assert set(re.findall(r"<!-- job: (\w+) -->", text)) == {"publish", "sweep", "worker"}
+
+
+def test_a_clone_shows_the_signatures_and_the_site_the_docstrings(
+    write_reference: ModuleType,
+) -> None:
+    pytest.importorskip("pyspark")
+    text = assert_current(write_reference, "api.md")
+    assert "    def peek(\n        self, n: int = 10, *, key: str | None = None" in text
+    assert '"""Settle messages as done."""' in text
+    site = runpy.run_path(str(ROOT / "docs" / "conf.py"))["with_directives"](text)
+    assert "def publish(" not in site
+    directives = re.findall(r"^\.\. auto\w+:: .*$", text, re.M)
+    blocks = re.findall(r"^```{eval-rst}\n(.*?)^```$", site, re.M | re.S)
+    assert re.findall(r"^\.\. auto\w+:: .*$", "\n".join(blocks), re.M) == directives
 
 
 def assert_current(write_reference: ModuleType, page: str) -> str:
