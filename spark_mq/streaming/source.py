@@ -104,10 +104,10 @@ class StreamSource:
         if settled and ledger.head.counters:  # else the group only began at a later position
             _log.warning(
                 "a new checkpoint begins in group %r of queue %s, which has already settled %d "
-                "messages. The stream does not get them again. If it must, as after a full refresh "
-                "of its table: stop it, run `spark-mq group seek %s --to-earliest --execute -q %s` "
-                "or group.seek('earliest'), and start it with a new checkpoint. Or read with "
-                "another consumerGroup",
+                "messages. The stream will not get them again. If it should, for example after a "
+                "full refresh of its table, stop it, run `spark-mq group seek %s --to-earliest "
+                "--execute -q %s` or group.seek('earliest'), and start it with a new checkpoint. "
+                "Or read with another consumerGroup",
                 *(self.ledger.name, self.ledger.queue_path, settled),
                 *(self.ledger.name, self.ledger.queue_path),
             )
