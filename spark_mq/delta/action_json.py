@@ -137,14 +137,18 @@ def encode(change: Change, commit: Commit, previous_id: str | None) -> bytes:
     """Return the JSON of a change's commit."""
     now = commit.info["timestamp"]
     parameters = {"mode": "Append" if not change.removes else "Overwrite"}
-    if change.partition is not None:
-        parameters["predicate"] = " AND ".join(f"{k} = '{v}'" for k, v in change.partition.items())
+    if change.partitions:
+        files = (*change.removes, *change.adds)
+        changed = dict.fromkeys(tuple(file.partition.items()) for file in files)
+        parameters["predicate"] = " OR ".join(
+            " AND ".join(f"{k} = '{v}'" for k, v in values) for values in changed
+        )
     info: dict[str, Any] = {
         **commit.info,
         "operation": "WRITE",
         "operationParameters": parameters,
         "engineInfo": "spark_mq",
-        "isBlindAppend": change.partition is None and not change.removes and not change.whole_table,
+        "isBlindAppend": not change.partitions and not change.removes and not change.whole_table,
     }
     if previous_id is not None:
         info[PREVIOUS_ID] = previous_id

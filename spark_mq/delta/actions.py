@@ -123,8 +123,7 @@ class Change:
     # Application transactions, (app id, version). A commit with one of the same app conflicts.
     txns: Sequence[tuple[str, int]] = ()
     # The partitions whose content was read. A commit that changes one of them conflicts.
-    partition: Mapping[str, str] | None = None
-    also_read: Mapping[str, str] | None = None
+    partitions: Sequence[Mapping[str, str]] = ()
     whole_table: bool = False  # every other commit conflicts
     data_change: bool = True  # False if no row changes
     metadata: Mapping[str, Any] | None = None  # the table's new metadata, if it changes
@@ -198,8 +197,8 @@ class Commit:
                 return f"commit {self.version} has a transaction of {app}"
         if change.whole_table and (self.adds or self.removes or self.txns):
             return f"commit {self.version} came first"
-        for partition in (change.partition, change.also_read):
-            if partition is not None and self._touches(partition):
+        for partition in change.partitions:
+            if self._touches(partition):
                 return f"commit {self.version} changed {dict(partition)}"
         removed = {file.path for file in change.removes}
         if removed and any(file.path in removed for file in self.removes):

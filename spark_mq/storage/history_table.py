@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,7 @@ from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
 from spark_mq.storage import archive_table
 from spark_mq.storage.archive_table import ArchiveTable, Batch, read_file
-from spark_mq.storage.ledger_files import LEASES_SCHEMA, LedgerCommit, events_of
+from spark_mq.storage.ledger_files import LEASES_SCHEMA, GroupChange, LedgerCommit, events_of
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.util.clock import SECOND, to_datetime
@@ -83,25 +83,33 @@ _NOTHING: Final = pa.table(
 
 def history_rows(commits: Iterable[LedgerCommit]) -> pa.Table:
     """Return the history of some commits, from the events that they wrote."""
-    known: list[LedgerCommit] = []
+    known: list[tuple[LedgerCommit, GroupChange]] = []
     parts, numbers, ordinals = list[pa.Table](), array("q"), array("q")
-    for one in commits:
-        count = one.events.num_rows
-        if not count and one.operation is None:
-            continue
-        parts.append(one.events if count else _NOTHING)
-        numbers.extend([len(known)] * max(1, count))
-        ordinals.extend(range(max(1, count)))
-        known.append(one)
+    for commit in commits:
+        first = 0
+        for change in commit.changes:
+            count = change.events.num_rows
+            if not count and change.operation is None:
+                continue
+            parts.append(change.events if count else _NOTHING)
+            following = first + max(1, count)
+            numbers.extend([len(known)] * (following - first))
+            ordinals.extend(range(first, following))
+            first = following
+            known.append((commit, change))
     if not parts:
         return HISTORY_SCHEMA.empty_table()
     return _table(known, pa.concat_tables(parts).combine_chunks(), numbers, ordinals)
 
 
 def _table(
-    commits: list[LedgerCommit], rows: pa.Table, numbers: array[int], ordinals: array[int]
+    known: Sequence[tuple[LedgerCommit, GroupChange]],
+    rows: pa.Table,
+    numbers: array[int],
+    ordinals: array[int],
 ) -> pa.Table:
-    """Return the history of events. ``numbers`` has the place of the commit of each."""
+    """Return the history of events. ``numbers`` has the place of the change of each."""
+    commits, changes = [commit for commit, _ in known], [change for _, change in known]
     events, own = events_of(rows), to_arrow(numbers)
 
     def of_commit(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
@@ -114,17 +122,17 @@ def _table(
         "ordinal": to_arrow(ordinals).cast(pa.int32()),
         "committed_at": of_commit((one.at for one in commits), pa.int64()).cast(_INSTANT),
         "consumer_group": pc.coalesce(
-            rows["consumer_group"], of_commit((one.group for one in commits), pa.string())
+            rows["consumer_group"], of_commit((change.group for change in changes), pa.string())
         ),
-        "operation": of_commit((one.operation for one in commits), pa.string()),
+        "operation": of_commit((change.operation for change in changes), pa.string()),
         "operation_id": of_commit((one.operation_id for one in commits), pa.string()),
         "outcome": _outcomes(events),
         "reason": pc.if_else(
             pc.fill_null(pc.equal(events["event"], "returned"), False), BEHIND, events["reason"]
         ),
         "batch_size": pc.if_else(failed, events["lease_size"], None),
-        "user": of_commit((one.user for one in commits), pa.string()),
-        "detail": of_commit((one.detail for one in commits), pa.string()),
+        "user": of_commit((change.user for change in changes), pa.string()),
+        "detail": of_commit((change.detail for change in changes), pa.string()),
     }
     columns = [given[f.name] if f.name in given else events[f.name] for f in HISTORY_SCHEMA]
     return pa.table(columns, schema=HISTORY_SCHEMA)

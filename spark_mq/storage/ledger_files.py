@@ -49,9 +49,11 @@ from spark_mq.util.recent import RecentDict
 from spark_mq.util.show import show_name
 
 __all__ = [
+    "GROUPS",
     "LEASES_SCHEMA",
     "PAUSE",
     "EncodedLedger",
+    "GroupChange",
     "LedgerCommit",
     "LedgerSnapshot",
     "encode_ledger",
@@ -59,6 +61,8 @@ __all__ = [
     "events_of",
     "from_rows",
     "ledger_cache",
+    "note_of_groups",
+    "notes_by_group",
     "read_ledger",
     "scan_ledgers",
     "to_ledger_commit",
@@ -79,8 +83,11 @@ _NUMBERS: Final = [
 
 # Key in a commit's note. Its value is the pause of its writer in seconds, if others compete.
 PAUSE: Final = "pause"
+# Key in the note of a commit to several groups. Its value is a list of their notes.
+GROUPS: Final = "groups"
 # Most ledgers in memory during a scan, and most requests to a store at the same time.
 _AHEAD: Final = 16
+_GROUP: Final = LEASES_SCHEMA.names[0]  # the column by which the table is partitioned
 _log = logging.getLogger(__name__)
 _CACHED_BYTES: Final = 32 * 2**20
 _TABLE_BYTES: Final = 18_000  # of a table without its values, measured on the heap
@@ -269,18 +276,36 @@ class LedgerSnapshot:
     txns: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerCommit:
-    """A commit of the table, with its operation and its author."""
+class GroupChange(NamedTuple):
+    """What a commit did to one group, with its author."""
 
-    version: int
-    at: int  # microseconds since 1970
     group: str | None
     operation: str | None
-    operation_id: str | None
     events: pa.Table  # that it wrote, in LEASES_SCHEMA
     user: str | None = None  # the person who made it
     detail: str | None = None  # that person's request
+
+
+class LedgerCommit(NamedTuple):
+    """A commit of the table."""
+
+    version: int
+    at: int  # microseconds since 1970
+    operation_id: str | None
+    changes: Sequence[GroupChange]
+
+
+def note_of_groups(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a commit's note from one for each group that it changes."""
+    return dict(notes[0]) if len(notes) == 1 else {GROUPS: list(notes)}
+
+
+def notes_by_group(note: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the note of each group that a commit has changed."""
+    notes = note.get(GROUPS)
+    if not isinstance(notes, list) or not all(isinstance(each, dict) for each in notes):
+        return [note]
+    return notes
 
 
 def read_ledger(store: ObjectStore, group: str, files: Sequence[AddFile]) -> Ledger:
@@ -351,21 +376,26 @@ def event_cache() -> EventCache:
 
 def to_ledger_commit(files: ObjectStore, commit: Commit, known: EventCache) -> LedgerCommit:
     """Return a commit with the events that it wrote. `known` has events read before."""
-    note = commit.note
     # A RESTORE by another engine adds files again. Their events belong to older commits.
     operation_id = commit.operation_id
     adds = [add for add in commit.adds if operation_id and add.data_change]
-    rows = [_events(files, commit.version, add, known) for add in adds]
-    return LedgerCommit(
-        commit.version,
-        commit.timestamp,
-        note.get("group"),
-        note.get("operation"),
-        operation_id,
-        rows[0] if len(rows) == 1 else pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
-        user if isinstance(user := note.get("user"), str) else None,
-        detail if isinstance(detail := note.get("detail"), str) else None,
-    )
+    notes, changes = notes_by_group(commit.note), list[GroupChange]()
+    for note in notes:
+        group = note.get("group")
+        own = [add for add in adds if len(notes) == 1 or add.partition.get(_GROUP) == group]
+        rows = [_events(files, commit.version, add, known) for add in own]
+        changes.append(
+            GroupChange(
+                group,
+                note.get("operation"),
+                rows[0]
+                if len(rows) == 1
+                else pa.concat_tables([LEASES_SCHEMA.empty_table(), *rows]),
+                user if isinstance(user := note.get("user"), str) else None,
+                detail if isinstance(detail := note.get("detail"), str) else None,
+            )
+        )
+    return LedgerCommit(commit.version, commit.timestamp, operation_id, changes)
 
 
 def _events(files: ObjectStore, version: int, add: AddFile, known: EventCache) -> pa.Table:
@@ -386,7 +416,7 @@ def _events(files: ObjectStore, version: int, add: AddFile, known: EventCache) -
             return LEASES_SCHEMA.empty_table()
         # Compact, or a few events would keep the whole file in memory.
         rows = rows.filter(pc.equal(rows["state"], EVENT)).combine_chunks()
-    group = add.partition.get("consumer_group")
+    group = add.partition.get(_GROUP)
     names = pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
     known[path] = events = rows.set_column(0, LEASES_SCHEMA.field(0), names)
     return events

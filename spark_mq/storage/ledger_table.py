@@ -1,7 +1,7 @@
 """Keep the ledgers of all groups in one Delta table, ``leases/``.
 
-A change is one commit that replaces the data file of its group's partition. It is refused if the
-group changed since it was read. Commits of other groups pass.
+A commit replaces the data file of each group that it changes. It is refused if one of these groups
+changed since it was read. Commits of other groups pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -62,6 +64,7 @@ _log = logging.getLogger(__name__)
 _PARTITION: Final = "consumer_group"
 # Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached.
 REACHED: Final = "spark_mq.reached"
+_THREADS: Final = 32
 _RECENT: Final = 100  # commits further back in the log do not show who competes now
 
 
@@ -193,55 +196,57 @@ class LedgerTable:
 
     def write(
         self,
-        stored: LedgerSnapshot,
-        ledger: Ledger | None,
-        *,
+        *changes: tuple[LedgerSnapshot, Ledger | None],
         operation_id: str,
         note: Mapping[str, Any],
         txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
     ) -> None:
-        """Commit a ledger if its group has not changed since `stored`. None drops the group.
+        """Commit ledgers whose groups have not changed since they were read. None drops a group.
 
-        Raise CommitConflict if the group, the trim horizon or an app of `txns` has changed since.
+        Raise CommitConflict if a group, the trim horizon or an app of `txns` has changed since.
         With `whole_table`, a change of any group counts. After a failure, `operation_id` shows
         whether the commit landed. `note` is the commit's account of itself.
         """
-        token: _Token = stored.token
-        added = None if ledger is None else self._write_file(stored.group, ledger)
+        stored = [snapshot for snapshot, _ in changes]
+        ledgers = {each.group: ledger for each, ledger in changes if ledger is not None}
+        added = dict(zip(ledgers, self._write_files(ledgers), strict=True))
         change = Change(
             operation_id,
             note,
-            adds=() if added is None else (added,),
-            removes=token.files,
+            adds=tuple(added.values()),
+            removes=[file for snapshot in stored for file in snapshot.token.files],
             txns=tuple(txns),
-            partition={_PARTITION: stored.group},
-            also_read={_PARTITION: HORIZON},  # or a lease could take what a trim has dropped
+            # Without the horizon, a lease could take what a trim has dropped.
+            partitions=[{_PARTITION: group} for group in (*(s.group for s in stored), HORIZON)],
             whole_table=whole_table,
             # With its rows in the log, a file that a power cut takes can be written again.
-            unsynced=added is not None and LEDGER_TAG not in added.tags,
+            unsynced=any(LEDGER_TAG not in file.tags for file in added.values()),
         )
         try:
-            version = self.log.commit(change, token.version)
+            version = self.log.commit(change, min(each.token.version for each in stored))
         except (CommitConflict, StorageError) as error:
             # In an object store a failed commit may land later.
             lost = isinstance(error, CommitConflict) or (
                 error.data["landed"] is False and self.files.is_local
             )
-            if added is not None and lost:
-                self._discard(added)
+            if lost:
+                for file in added.values():
+                    self._discard(file)
             raise
         self._last_operation, self.was_changed = operation_id, True
         if self._pauses_read_up_to == version - 1:
             self._pauses_read_up_to = version
         if not self._files_checked:
             self.repair_files()
-        if ledger is None or added is None:
-            self._cache.forget(stored.group)
-            with contextlib.suppress(*STORE_ERRORS):  # or the sweep deletes them
-                delete_heartbeats(self.files, stored.group)
-        else:
-            self._cache[stored.group] = ((added.path,), ledger.replaced(ledger.head, ()))
+        for snapshot, ledger in changes:
+            group = snapshot.group
+            if ledger is None:
+                self._cache.forget(group)
+                with contextlib.suppress(*STORE_ERRORS):  # or the sweep deletes them
+                    delete_heartbeats(self.files, group)
+            else:
+                self._cache[group] = ((added[group].path,), ledger.replaced(ledger.head, ()))
 
     def turn(
         self,
@@ -287,6 +292,12 @@ class LedgerTable:
             self.log.commit(Change(self._last_operation, note), self.log.refresh().version)
         except SparkMQError as error:
             _log.debug("requesting a pause in %s failed: %s", self.path, error)
+
+    def _write_files(self, ledgers: Mapping[str, Ledger]) -> list[AddFile]:
+        if self.files.is_local or len(ledgers) < 2:
+            return list(starmap(self._write_file, ledgers.items()))
+        with ThreadPoolExecutor(min(_THREADS, len(ledgers))) as pool:
+            return list(pool.map(self._write_file, ledgers, ledgers.values()))
 
     def _write_file(self, group: str, ledger: Ledger) -> AddFile:
         encoded = encode_ledger(ledger)

@@ -235,8 +235,7 @@ class OptimisticCommit:
         if backoff and backoff.pause and (is_own or len(ran) > 1):
             note[PAUSE] = round(backoff.pause, 3)
         self._store.write(
-            snapshot,
-            _next_revision(after) if isinstance(after, Ledger) else None,
+            (snapshot, _next_revision(after) if isinstance(after, Ledger) else None),
             operation_id=uuid.uuid4().hex,
             note=note,
             txns=tuple(batch.txns.items()),

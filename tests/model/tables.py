@@ -21,7 +21,13 @@ from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.archive_table import Filters
 from spark_mq.storage.history_table import HISTORY_SCHEMA, Archived
 from spark_mq.storage.id_files import NO_IDS, new_name
-from spark_mq.storage.ledger_files import LedgerCommit, LedgerSnapshot, to_rows
+from spark_mq.storage.ledger_files import (
+    GroupChange,
+    LedgerCommit,
+    LedgerSnapshot,
+    notes_by_group,
+    to_rows,
+)
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.storage.message_table import MessageTable
@@ -193,7 +199,7 @@ class MemoryLedgers:
         self._clock = clock
         # Each commit's account of itself, as DESCRIBE HISTORY shows it for a Delta table.
         self.notes: list[dict[str, Any]] = []
-        self.events: list[tuple[str, Sequence[Event]]] = []  # of each commit, by group
+        self.events: list[dict[str, Sequence[Event]]] = []  # of each commit, by group
         self._commit_locks: dict[str, FairLock] = {}
         self._lock = threading.Lock()
         self.ledgers: dict[str, Ledger] = {}
@@ -213,9 +219,7 @@ class MemoryLedgers:
 
     def write(
         self,
-        stored: LedgerSnapshot,
-        ledger: Ledger | None,
-        *,
+        *changes: tuple[LedgerSnapshot, Ledger | None],
         operation_id: str,
         note: Mapping[str, Any],
         txns: Sequence[tuple[str, int]] = (),
@@ -223,21 +227,29 @@ class MemoryLedgers:
     ) -> None:
         with self._lock:
             latest = len(self.notes)
-            changed = max(self.changed.get(name, 0) for name in (stored.group, HORIZON))
-            if (latest if whole_table else changed) > stored.token:
-                raise CommitConflict(f"group {stored.group} has changed since it was read")
+            groups = [stored.group for stored, _ in changes]
+            token = min(stored.token for stored, _ in changes)
+            changed = max(self.changed.get(name, 0) for name in (*groups, HORIZON))
+            if (latest if whole_table else changed) > token:
+                raise CommitConflict(f"groups {groups} have changed since they were read")
             for app, _ in txns:
-                if self.txns.get(app, (0, 0))[1] > stored.token:
+                if self.txns.get(app, (0, 0))[1] > token:
                     raise CommitConflict(f"{app} was committed since")
             self.notes.append(
                 {"operation_id": operation_id, "committed_at": to_micros(self._clock()), **note}
             )
-            if ledger is None:
-                del self.ledgers[stored.group]
-            else:
-                self.ledgers[stored.group] = ledger.replaced(ledger.head, ())
-            self.events.append((stored.group, () if ledger is None else ledger.events))
-            self.changed[stored.group] = latest + 1
+            for stored, ledger in changes:
+                if ledger is None:
+                    del self.ledgers[stored.group]
+                else:
+                    self.ledgers[stored.group] = ledger.replaced(ledger.head, ())
+                self.changed[stored.group] = latest + 1
+            self.events.append(
+                {
+                    stored.group: () if ledger is None else ledger.events
+                    for stored, ledger in changes
+                }
+            )
             self.txns.update((app, (number, latest + 1)) for app, number in txns)
 
     def turn(self, group: str, delegable: Any, *, contended: bool) -> None:
@@ -294,21 +306,25 @@ class MemoryLedgers:
 
     def commits(self, first: int, last: int) -> Iterator[LedgerCommit]:
         for version in range(max(1, first), min(last, len(self.notes)) + 1):
-            note, (group, events) = self.notes[version - 1], self.events[version - 1]
-            rows = to_rows(group, Ledger(LedgerHeader(), None, events)).slice(1)  # no header
-            yield LedgerCommit(
-                version,
-                note["committed_at"],
-                group,
-                note.get("operation"),
-                note["operation_id"],
-                rows,
-                note.get("user"),
-                note.get("detail"),
-            )
+            note, events = self.notes[version - 1], self.events[version - 1]
+            changes = [
+                GroupChange(
+                    each["group"],
+                    each.get("operation"),
+                    rows_of_events(each["group"], events[each["group"]]),
+                    each.get("user"),
+                    each.get("detail"),
+                )
+                for each in notes_by_group(note)
+            ]
+            yield LedgerCommit(version, note["committed_at"], note["operation_id"], changes)
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
         return 0
+
+
+def rows_of_events(group: str, events: Sequence[Event]) -> pa.Table:
+    return to_rows(group, Ledger(LedgerHeader(), None, events)).slice(1)  # no header
 
 
 class NoHistory:

@@ -64,7 +64,7 @@ class Requests(RuleBasedStateMachine):
         self.cleaned = False
         self.writers = [self.opened() for _ in range(3)]
         table.write(
-            table.read(GROUP), Ledger(LedgerHeader()), operation_id="first", note={"group": GROUP}
+            (table.read(GROUP), Ledger(LedgerHeader())), operation_id="first", note={"group": GROUP}
         )
 
     def opened(self) -> Writer:
@@ -126,8 +126,7 @@ class Requests(RuleBasedStateMachine):
         note = {"group": GROUP, SERVED: {writer.turn.request_id: None, **served}}
         try:
             writer.table.write(
-                snapshot,
-                Ledger(LedgerHeader(revision=self.revision)),
+                (snapshot, Ledger(LedgerHeader(revision=self.revision))),
                 operation_id=f"op{self.revision}",
                 note=note,
             )
@@ -208,8 +207,7 @@ class Leaders(Requests):
         self.revision += 1
         try:
             writer.table.write(
-                snapshot,
-                Ledger(LedgerHeader(revision=self.revision)),
+                (snapshot, Ledger(LedgerHeader(revision=self.revision))),
                 operation_id=f"op{self.revision}",
                 note={"group": GROUP, SERVED: served},
             )

@@ -69,7 +69,7 @@ class Line(RuleBasedStateMachine):
         self.cleaned = False
         self.writers = [self.opened() for _ in range(3)]
         table.write(
-            table.read(GROUP), Ledger(LedgerHeader()), operation_id="first", note={"group": GROUP}
+            (table.read(GROUP), Ledger(LedgerHeader())), operation_id="first", note={"group": GROUP}
         )
 
     def teardown(self) -> None:
@@ -165,8 +165,7 @@ class Line(RuleBasedStateMachine):
             between()
         try:
             writer.table.write(
-                snapshot,
-                Ledger(LedgerHeader(revision=revision)),
+                (snapshot, Ledger(LedgerHeader(revision=revision))),
                 operation_id=f"op{revision}",
                 note=note,
             )

@@ -44,7 +44,8 @@ def version(queue: Queue) -> int:
 
 def operations(queue: Queue, since: int) -> list[str | None]:
     """The operations of the commits after a version."""
-    return [one.operation for one in ledgers_of(queue).commits(since + 1, version(queue))]
+    commits = ledgers_of(queue).commits(since + 1, version(queue))
+    return [change.operation for commit in commits for change in commit.changes]
 
 
 def ack(lease: Lease) -> Settle:
@@ -222,8 +223,9 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(
         changed = submit(group_ledger_of(queue.group()).run, Configure({"max_in_flight": 7}))
     assert changed.result(30).max_in_flight == 7
     (commit,) = ledgers_of(queue).commits(before + 1, version(queue))
-    assert commit.operation == "ack+configure"
-    assert events_of(commit.events)["event"].to_pylist() == ["acked"]
+    (change,) = commit.changes
+    assert change.operation == "ack+configure"
+    assert events_of(change.events)["event"].to_pylist() == ["acked"]
     assert (again(queue).group().settings.max_in_flight, again(queue).group().stats().acked) == (
         7,
         1,

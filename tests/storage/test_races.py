@@ -11,12 +11,13 @@ import json
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
 from support.handles import Injected, again, housekeep, lease, on_commit, until
 from support.limits import Limits
@@ -25,8 +26,10 @@ from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.ledger.commands import Change, View
-from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.ledger.ranges import SETTLED, Ledger, LedgerHeader, Range
 from spark_mq.storage import local_turn, optimistic_commit
+from spark_mq.storage.history_table import history_rows
+from spark_mq.storage.ledger_files import LedgerCommit, note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
 
 Make = Callable[..., Queue]
@@ -212,9 +215,9 @@ def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
     """A phantom: neither saw a row of the group, and still they collide."""
     one, two = stores(queue)
     seen, seen_too = one.read("g"), two.read("g")
-    two.write(seen_too, Ledger(LedgerHeader(start_sequence=7)), operation_id="2", note=note())
+    two.write((seen_too, Ledger(LedgerHeader(start_sequence=7))), operation_id="2", note=note())
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(start_sequence=1)), operation_id="1", note=note())
+        one.write((seen, Ledger(LedgerHeader(start_sequence=1))), operation_id="1", note=note())
     found = one.read("g").ledger
     assert found is not None
     assert found.head.start_sequence == 7
@@ -224,20 +227,18 @@ def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
 def test_a_whole_table_swap_is_refused_whatever_changed(queue: Queue, rival_group: str) -> None:
     one, two = stores(queue)
     for name in ("g", "other"):
-        one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
+        one.write((one.read(name), Ledger(LedgerHeader())), operation_id=name, note=note())
     seen, seen_too = one.read("g"), two.read(rival_group)
-    two.write(seen_too, Ledger(LedgerHeader(revision=5)), operation_id="rival", note=note())
+    two.write((seen_too, Ledger(LedgerHeader(revision=5))), operation_id="rival", note=note())
     with pytest.raises(errors.CommitConflict):
         one.write(
-            seen,
-            Ledger(LedgerHeader(start_sequence=1)),
+            (seen, Ledger(LedgerHeader(start_sequence=1))),
             operation_id="swap",
             note=note(),
             whole_table=True,
         )
     one.write(
-        one.read("g"),
-        Ledger(LedgerHeader(start_sequence=1)),
+        (one.read("g"), Ledger(LedgerHeader(start_sequence=1))),
         operation_id="swap 2",
         note=note(),
         whole_table=True,
@@ -250,14 +251,16 @@ def test_a_handle_that_another_thread_moved_on_still_commits_at_what_was_read(qu
     """
     one, two = stores(queue)
     for name in ("slow", "fast"):
-        one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
+        one.write((one.read(name), Ledger(LedgerHeader())), operation_id=name, note=note())
     seen = one.read("slow")
-    two.write(two.read("fast"), Ledger(LedgerHeader(revision=2)), operation_id="rival", note=note())
+    two.write(
+        (two.read("fast"), Ledger(LedgerHeader(revision=2))), operation_id="rival", note=note()
+    )
     one.read("fast")  # moves the handle on
     assert one.txn_number(seen, "nobody") is None
-    one.write(seen, Ledger(LedgerHeader(revision=3)), operation_id="mine", note=note())
+    one.write((seen, Ledger(LedgerHeader(revision=3))), operation_id="mine", note=note())
     with pytest.raises(errors.CommitConflict):
-        one.write(seen, Ledger(LedgerHeader(revision=4)), operation_id="again", note=note())
+        one.write((seen, Ledger(LedgerHeader(revision=4))), operation_id="again", note=note())
     for store in (one, two):
         found = [store.read(name).ledger for name in ("slow", "fast")]
         assert [ledger.head.revision for ledger in found if ledger is not None] == [3, 2]
@@ -378,25 +381,107 @@ def test_a_higher_number_that_raced_lands_after_the_lower_one(
 def test_a_raced_mark_of_the_ledger_is_refused_even_by_another_group(queue: Queue) -> None:
     one, two = stores(queue)
     for name in ("g", "other"):
-        one.write(one.read(name), Ledger(LedgerHeader()), operation_id=name, note=note())
+        one.write((one.read(name), Ledger(LedgerHeader())), operation_id=name, note=note())
     seen, seen_too = one.read("g"), two.read("other")
     two.write(
-        seen_too,
-        Ledger(LedgerHeader(revision=1)),
+        (seen_too, Ledger(LedgerHeader(revision=1))),
         operation_id="2",
         note=note(),
         txns=[("stream", 3)],
     )
     with pytest.raises(errors.CommitConflict):
         one.write(
-            seen,
-            Ledger(LedgerHeader(revision=1)),
+            (seen, Ledger(LedgerHeader(revision=1))),
             operation_id="1",
             note=note(),
             txns=[("stream", 3)],
         )
     assert one.txn_number(one.read("g"), "stream") == 3
     assert one.txn_number(one.read("g"), "other stream") is None
+
+
+# -- several groups in one commit
+
+
+@pytest.mark.parametrize("rival_group", ["g", "other", "__horizon"])
+def test_a_commit_to_two_groups_is_refused_if_either_has_changed(
+    queue: Queue, rival_group: str
+) -> None:
+    one, two = stores(queue)
+    seen = [one.read(name) for name in ("g", "other")]
+    ledgers = [Ledger(LedgerHeader(revision=n)) for n in (1, 2)]
+    rival = (two.read(rival_group), Ledger(LedgerHeader(revision=9)))
+    two.write(rival, operation_id="rival", note=note())
+    with pytest.raises(errors.CommitConflict):
+        one.write(*zip(seen, ledgers, strict=True), operation_id="1", note=note())
+    assert {file.partition["consumer_group"] for file in one.log.refresh().files()} == {rival_group}
+    assert len(list(Path(queue.path, "leases").rglob("*.parquet"))) == 1, "no file is left"
+
+
+def test_a_commit_to_two_groups_passes_one_of_a_third(queue: Queue) -> None:
+    one, two = stores(queue)
+    older = one.read("g")
+    two.write((two.read("third"), Ledger(LedgerHeader())), operation_id="rival", note=note())
+    newer = one.read("other")
+    ledgers = [Ledger(LedgerHeader(revision=n)) for n in (1, 2)]
+    one.write((older, ledgers[0]), (newer, ledgers[1]), operation_id="1", note=note())
+    for store in stores(queue):
+        found = [store.read(name).ledger for name in ("g", "other", "third")]
+        revisions = [ledger.head.revision for ledger in found if ledger is not None]
+        assert revisions == [1, 2, 0]
+
+
+def test_a_commit_to_two_groups_drops_one_and_changes_the_other(queue: Queue) -> None:
+    one, two = stores(queue)
+    for name in ("g", "other"):
+        one.write((one.read(name), Ledger(LedgerHeader())), operation_id=name, note=note())
+    seen = [one.read(name) for name in ("g", "other")]
+    changed = Ledger(LedgerHeader(revision=1))
+    one.write((seen[0], None), (seen[1], changed), operation_id="1", note=note())
+    for store in (one, two):
+        assert store.groups() == ["other"]
+        ledger = store.read("other").ledger
+        assert ledger is not None
+        assert ledger.head.revision == 1
+    rows = DeltaTable(f"{queue.path}/leases").to_pyarrow_table()
+    assert rows["consumer_group"].to_pylist() == ["other"], "another engine sees the same"
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_the_history_tells_apart_what_a_commit_did_to_two_groups(
+    queue: Queue, limits: Limits, tagged: bool
+) -> None:
+    if not tagged:
+        limits(tag_bytes=0)
+    leases = ledgers_of(queue)
+    assert isinstance(leases, LedgerTable)
+    names = ("a", "b", "c")
+    ledgers = [
+        Ledger(LedgerHeader(), [], [("acked", Range(n, n, SETTLED, 1))] * n) for n in range(3)
+    ]
+    notes = [{"group": name, "operation": f"ack {name}"} for name in names]
+    before = leases.version()
+    leases.write(
+        *zip(map(leases.read, names), ledgers, strict=True),
+        operation_id="all",
+        note=note_of_groups(notes),
+    )
+    for found in (leases.commits(before + 1, leases.version()), reopened(queue, before)):
+        rows = history_rows(found)
+        assert [
+            (r["ordinal"], r["consumer_group"], r["operation"], r["operation_id"], r["first"])
+            for r in rows.to_pylist()
+        ] == [
+            (0, "a", "ack a", "all", None),
+            (1, "b", "ack b", "all", 1),
+            (2, "c", "ack c", "all", 2),
+            (3, "c", "ack c", "all", 2),
+        ]
+
+
+def reopened(queue: Queue, before: int) -> Iterator[LedgerCommit]:
+    leases = ledgers_of(again(queue))
+    return leases.commits(before + 1, leases.version())
 
 
 # -- housekeeping in between

@@ -245,7 +245,7 @@ def test_a_good_commit_is_understood() -> None:
 
 
 CHANGES = [
-    Change("op", {}, partition={"consumer_group": "g"}),
+    Change("op", {}, partitions=[{"consumer_group": "g"}]),
     Change("op", {}, removes=[AddFile("a", 1)], txns=[("app", 1)]),
     Change("op", {}, whole_table=True),
 ]

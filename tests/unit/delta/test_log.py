@@ -426,7 +426,7 @@ def test_a_partition_is_read_at_the_version_that_it_had(
 def test_commits_of_other_partitions_pass(store: InjectedStore, log: DeltaLog) -> None:
     base = log.refresh().version
     other(store, change("one", "b"), change("two", "c"))
-    assert log.commit(change("mine", partition={"part": "a"}), base) == 3
+    assert log.commit(change("mine", partitions=[{"part": "a"}]), base) == 3
     assert paths(DeltaLog(store)) == {
         "part=b/one.parquet",
         "part=c/two.parquet",
@@ -440,10 +440,10 @@ METADATA = {"id": "other", "schemaString": "{}", "partitionColumns": [], "config
 @pytest.mark.parametrize(
     ("theirs", "mine"),
     [
-        (change("theirs"), {"partition": {"part": "a"}}),
+        (change("theirs"), {"partitions": [{"part": "a"}]}),
         (
             change("theirs", adds=(), removes=[AddFile("part=a/x", 1, 1, {"part": "a"})]),
-            {"partition": {"part": "a"}},
+            {"partitions": [{"part": "a"}]},
         ),
         (change("theirs", "b"), {"whole_table": True}),
         (change("theirs", "b", txns=[("app", 1)]), {"txns": [("app", 2)]}),
@@ -482,7 +482,7 @@ def test_transact_computes_again_after_a_conflict(store: InjectedStore, log: Del
         seen.append(state.version)
         if len(seen) == 1:
             other(store, change("theirs"))
-        return change("mine", partition={"part": "a"}), state.version
+        return change("mine", partitions=[{"part": "a"}]), state.version
 
     assert log.transact(compute) == (2, 1)
     assert seen == [0, 1]
@@ -493,7 +493,7 @@ def test_transact_gives_up_at_its_deadline(store: InjectedStore, log: DeltaLog) 
 
     def compute(state: Any) -> tuple[Change, None]:
         other(store, change(f"theirs-{next(count)}"))
-        return change("mine", partition={"part": "a"}), None
+        return change("mine", partitions=[{"part": "a"}]), None
 
     with pytest.raises(ContentionTimeout, match="Nothing was changed"):
         log.transact(compute, timeout=0)
@@ -601,7 +601,7 @@ def test_a_lost_put_is_refused_for_certain_once_its_number_is_taken(store: Injec
     base = log.refresh().version
     remote.injected["create"] = [lost]
     with pytest.raises(CommitConflict):
-        log.commit(change("mine", partition={"part": "a"}), base)
+        log.commit(change("mine", partitions=[{"part": "a"}]), base)
     with pytest.raises(FileExistsError):
         late[0]()
 
@@ -636,7 +636,7 @@ def test_a_failed_put_on_a_number_that_another_writer_took_is_a_race(
         raise OSError("500")
 
     store.injected["create"] = [create]
-    assert log.commit(change("mine", partition={"part": "a"}), base) == 2
+    assert log.commit(change("mine", partitions=[{"part": "a"}]), base) == 2
     assert DeltaLog(store).refresh().operation_id == "mine"
 
 
@@ -649,7 +649,7 @@ def test_two_writers_on_one_number(store: InjectedStore, log: DeltaLog) -> None:
 
     store.injected["create"] = [create]
     with pytest.raises(CommitConflict):
-        log.commit(change("mine", partition={"part": "a"}), base)
+        log.commit(change("mine", partitions=[{"part": "a"}]), base)
     assert paths(DeltaLog(store)) == {"part=a/theirs.parquet"}
 
 

@@ -351,8 +351,7 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
         if looks == 1:  # as `leave` does it in another process
             theirs = other.read(group)
             other.write(
-                theirs,
-                theirs.ledger,
+                (theirs, theirs.ledger),
                 operation_id="other",
                 note={},
                 txns=[(left_batch_app_id(stream), n)],
