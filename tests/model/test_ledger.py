@@ -1,5 +1,5 @@
 """Any sequence of operations leaves the ledger as a table with one row a message would be left (see
-``naive.py``).
+``reference.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from spark_mq.ledger.routing import FreezeDead, SettleRouted
 from spark_mq.ledger.settle import extend
 from spark_mq.storage.ledger_files import from_rows, to_rows
 
-from .naive import Message, Naive
+from .reference import ReferenceGroup, ReferenceMessage
 
 SECOND = 1_000_000
 MOST = 400
@@ -61,7 +61,7 @@ FIELDS = [
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """`self.ledger` and `self.naive` live through the same operations."""
+    """`self.ledger` and `self.reference` live through the same operations."""
 
     @initialize(
         n=st.sampled_from([1, 2, 2, 3, 3, 4, 5, None]),
@@ -100,7 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
             breaker_reset_timeout=3 * SECOND,
             breaker_max_wait=10 * SECOND,
         )
-        self.naive = Naive(
+        self.reference = ReferenceGroup(
             n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted,
             reject, threshold, 3 * SECOND, 10 * SECOND,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def expire_leases(self, keep=()):
         """What every operation does first, on both sides."""
         self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules, keep)
-        self.naive.expire_leases(self.now, tuple(keep))
+        self.reference.expire_leases(self.now, tuple(keep))
         self.compare()
 
     # -- the log grows, time passes
@@ -136,14 +136,14 @@ class LedgerMachine(RuleBasedStateMachine):
         files=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=3),
     )
     def publish(self, gap, files):
-        if len(self.naive.messages) > MOST:
+        if len(self.reference.messages) > MOST:
             return
         self.version += gap
         ordinal, added = 0, []
         for number, (rows, size) in enumerate(files):
             first = sequence(self.version, ordinal)
             added.append(DataFile(first, rows, f"{self.version}-{number}", rows * size, self.now))
-            self.naive.messages += [Message(first + row, size) for row in range(rows)]
+            self.reference.messages += [ReferenceMessage(first + row, size) for row in range(rows)]
             ordinal += rows
         self.index = self.index.extended(added, self.version)
 
@@ -170,7 +170,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def lease(self, limit, timeout, reserved_attempts, stream):
         """A worker asks; a stream with a batch's name and a reserved attempt."""
-        self.take(limit, timeout, reserved_attempts if (self.naive.n or 5) >= 3 else 0, stream)
+        self.take(limit, timeout, reserved_attempts if (self.reference.n or 5) >= 3 else 0, stream)
 
     @rule(
         limit=sizes,
@@ -205,10 +205,10 @@ class LedgerMachine(RuleBasedStateMachine):
         named = normalise((first, first + length) for first, length in named)
         self.take(limit, 60, 0, False, intervals=named)
 
-    @precondition(lambda self: self.naive.opened is not None)
+    @precondition(lambda self: self.reference.opened is not None)
     @rule(limit=sizes)
     def lease_trial(self, limit):
-        self.now = max(self.now, self.naive.trial_from)
+        self.now = max(self.now, self.reference.trial_from)
         self.take(limit, 60, 0, False)
 
     def take(self, limit, timeout, reserved_attempts, stream, **less):
@@ -226,13 +226,13 @@ class LedgerMachine(RuleBasedStateMachine):
         before = self.ledger
         self.ledger, grant = acquire(before, self.index, self.now, self.rules, wanted)
         taken = [seq for r in grant.ranges for seq in self.expand(r)]
-        self.naive.check_grant(taken, grant.blocked_because, wanted, self.now)
+        self.reference.check_grant(taken, grant.blocked_because, wanted, self.now)
         if not taken:
             assert self.ledger is before
             return
         assert grant.message_count == len(taken)
-        self.naive.granted(
-            [m for m in self.naive.messages if m.seq in set(taken)],
+        self.reference.granted(
+            [m for m in self.reference.messages if m.seq in set(taken)],
             lease_id,
             wanted.worker_id,
             self.now,
@@ -254,7 +254,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def extend_some(self, which, timeout, names):
         """Sequences from anywhere, and some that the lease holds."""
         lease_id, pool = self.some_lease(which), self.pool()
-        held = [m.seq for m in self.naive.held_mask(lease_id)]
+        held = [m.seq for m in self.reference.held_mask(lease_id)]
         seqs = {pool[name % len(pool)] for name in names[::3]}
         seqs |= {held[name % len(held)] for name in names if held}
         self.expire_leases([lease_id])
@@ -265,7 +265,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, outcome = extend(self.ledger, self.index, lease_id, expires_at, intervals)
         lost = {seq for first, last, _ in outcome.lost for seq in range(first, last + 1)}
         done = outcome.settled, outcome.already_settled, lost
-        assert done == self.naive.extend(lease_id, expires_at, seqs)
+        assert done == self.reference.extend(lease_id, expires_at, seqs)
 
     @precondition(lambda self: self.batches)
     @rule(which=numbers, timeout=seconds, keep=st.booleans())
@@ -283,7 +283,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, granted = replaying.replay_batch(
             self.ledger, self.now, self.rules, prefix, **given, granted_before=again
         )
-        expected = self.naive.replay_batch(prefix, now=self.now, granted_before=again, **given)
+        expected = self.reference.replay_batch(prefix, now=self.now, granted_before=again, **given)
         assert [seq for r in granted for seq in self.expand(r)] == [m.seq for m in expected]
         self.batches[prefix] += 1
         if granted:
@@ -329,8 +329,8 @@ class LedgerMachine(RuleBasedStateMachine):
         left.
         """
         lease_id = self.some_lease(which)
-        held = [m.seq for m in self.naive.held_mask(lease_id)] or [
-            m.seq for m in self.naive.messages
+        held = [m.seq for m in self.reference.held_mask(lease_id)] or [
+            m.seq for m in self.reference.messages
         ]
         start %= len(held)
         self.settle(verb, lease_id, held[start : start + length : step], whole=whole, jitter=jitter)
@@ -345,11 +345,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, outcome = settle_rules.settle(
             self.ledger, self.index, self.now, self.rules, wanted
         )
-        settled, already, lost = self.naive.settle(
+        settled, already, lost = self.reference.settle(
             verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter
         )
         assert (outcome.settled, outcome.already_settled) == (settled, already)
-        known = {m.seq for m in self.naive.messages}
+        known = {m.seq for m in self.reference.messages}
         reported = [seq for first, last, _ in outcome.lost for seq in range(first, last + 1)]
         assert len(reported) == len(set(reported))
         # A holder's own intervals may end in gaps.
@@ -365,7 +365,7 @@ class LedgerMachine(RuleBasedStateMachine):
         transfer_id = self.new_id("routing")
         self.run(FreezeDead(transfer_id, ranges, 10**9))
         frozen = [r for r in self.ledger if (r.state, r.lease_id) == (TRANSFERRING, transfer_id)]
-        expected = self.naive.freeze(transfer_id, ranges)
+        expected = self.reference.freeze(transfer_id, ranges)
         assert [seq for r in frozen for seq in self.expand(r)] == [m.seq for m in expected]
         if frozen:
             self.routings.append(transfer_id)
@@ -376,7 +376,7 @@ class LedgerMachine(RuleBasedStateMachine):
         transfer_id = self.routings[which % len(self.routings)]
         self.expire_leases()
         total = self.run(SettleRouted(transfer_id, "routed"))
-        assert total == self.naive.settle_routed(transfer_id)
+        assert total == self.reference.settle_routed(transfer_id)
 
     @rule(where=numbers, gap=st.sampled_from([0, 0, 1]))
     def seek(self, where, gap):
@@ -384,7 +384,7 @@ class LedgerMachine(RuleBasedStateMachine):
         target = min(places[where % len(places)] + gap, self.index.last_sequence + 1)
         self.expire_leases()
         self.run(Seek(target))
-        self.naive.seek(target)
+        self.reference.seek(target)
 
     # -- what blocks, what is gone
 
@@ -398,7 +398,7 @@ class LedgerMachine(RuleBasedStateMachine):
         seqs = None if names is None else [pool[name % len(pool)] for name in names]
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
         total = self.run(Unblock(how, intervals))
-        assert total == self.naive.unblock(how, self.now, seqs)
+        assert total == self.reference.unblock(how, self.now, seqs)
 
     @rule(
         how=st.sampled_from([DISCARD, RETRY_NOW, DEAD_LETTER]),
@@ -409,27 +409,27 @@ class LedgerMachine(RuleBasedStateMachine):
     def intervene(self, how, names, near, force):
         """The owner's changes of single messages, wherever they stand."""
         self.expire_leases()
-        pool = [m.seq for m in self.naive.messages if m.state != "settled"] if near else []
+        pool = [m.seq for m in self.reference.messages if m.state != "settled"] if near else []
         pool = pool or self.pool()
         seqs = [pool[name % len(pool)] for name in names]
         done = self.run(Intervene(how, [(seq, seq) for seq in seqs], force=force))
         barred = {seq for first, last, _ in done.held for seq in range(first, last + 1)}
-        expected, held = self.naive.intervene(how, seqs, self.now, force)
+        expected, held = self.reference.intervene(how, seqs, self.now, force)
         assert done.changed == expected
-        assert {m.seq for m in self.naive.messages if m.seq in barred} == held
+        assert {m.seq for m in self.reference.messages if m.seq in barred} == held
 
     @rule(really=st.sampled_from([False] * 7 + [True]))
     def pause(self, really):
         if not really:  # most of what is to be seen needs leases
             return
         self.run(Pause("maintenance"))
-        self.naive.paused = self.now if self.naive.paused is None else self.naive.paused
+        self.reference.paused = self.now if self.reference.paused is None else self.reference.paused
 
     @rule()
     def resume(self):
         self.run(Resume())
-        self.naive.paused = None
-        self.naive.resume_breaker()
+        self.reference.paused = None
+        self.reference.resume_breaker()
 
     @precondition(lambda self: self.ids > 3)
     @rule(where=numbers)
@@ -437,7 +437,7 @@ class LedgerMachine(RuleBasedStateMachine):
         horizon = self.pool()[where % len(self.pool())]
         self.expire_leases()
         self.ledger, lost = settle_lost(self.ledger, self.index, horizon)
-        assert lost == self.naive.cut(horizon)
+        assert lost == self.reference.cut(horizon)
 
     # -- files that cannot be read
 
@@ -454,7 +454,7 @@ class LedgerMachine(RuleBasedStateMachine):
             rules=self.rules,
             error="damaged",
         )
-        assert dead == self.naive.bury_file(file.first, file.last, UNREADABLE, self.now)
+        assert dead == self.reference.bury_file(file.first, file.last, UNREADABLE, self.now)
 
     @rule(which=numbers, delay=st.sampled_from([1, 10]))
     def postpone(self, which, delay):
@@ -469,7 +469,7 @@ class LedgerMachine(RuleBasedStateMachine):
             rules=self.rules,
             until=until,
         )
-        self.naive.postpone_file(file.first, file.last, self.now, until)
+        self.reference.postpone_file(file.first, file.last, self.now, until)
 
     def some_file(self, which):
         return self.index.files[which % len(self.index.files)]
@@ -480,7 +480,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """All messages, a place in each gap, and one that is not published yet."""
         ends = [b.last + 1 for b in self.index.files]
         return sorted(
-            {m.seq for m in self.naive.messages} | set(ends) | {self.index.last_sequence + 5}
+            {m.seq for m in self.reference.messages} | set(ends) | {self.index.last_sequence + 5}
         )
 
     def some_lease(self, which):
@@ -489,7 +489,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return recent[which % len(recent)] if which % 4 else self.leases[which % len(self.leases)]
 
     def expand(self, r: Range):
-        return [m.seq for m in self.naive.messages if r.first <= m.seq <= r.last]
+        return [m.seq for m in self.reference.messages if r.first <= m.seq <= r.last]
 
     # -- what must hold after every step
 
@@ -502,7 +502,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         ledger, head = self.ledger, self.ledger.head
-        messages = self.naive.messages
+        messages = self.reference.messages
         ranges = list(ledger)
         seqs = {m.seq: m for m in messages}
         covered: set[int] = set()
@@ -534,16 +534,16 @@ class LedgerMachine(RuleBasedStateMachine):
                 )
                 m.error = None
         assert head.settled_count == sum(m.seq <= head.start_sequence for m in messages)
-        assert len(ranges) == len(self.naive.runs())
-        assert head.counters == self.naive.counters
-        assert head.leases_without_fresh == self.naive.leases_without_fresh
-        breaker, naive = head.breaker, self.naive
+        assert len(ranges) == len(self.reference.runs())
+        assert head.counters == self.reference.counters
+        assert head.leases_without_fresh == self.reference.leases_without_fresh
+        breaker, known = head.breaker, self.reference
         assert (list(breaker.failed), breaker.opened_at, breaker.next_trial_at, breaker.trial) == (
-            naive.streak, naive.opened, naive.trial_from, naive.trial,
+            known.streak, known.opened, known.trial_from, known.trial,
         )  # fmt: skip
-        assert (breaker.failed_trials, breaker.paused_at) == (naive.trials_failed, naive.paused)
+        assert (breaker.failed_trials, breaker.paused_at) == (known.trials_failed, known.paused)
         for m in messages:
-            assert self.naive.n is None or m.info["delivery_count"] <= self.naive.n
+            assert self.reference.n is None or m.info["delivery_count"] <= self.reference.n
             if m.info["reason"] not in (None, "rejected", UNREADABLE, transitions.REQUESTED):
                 assert m.own_failure, f"an innocent died: {m.seq:x} by {m.info['reason']}"
 

@@ -1,12 +1,10 @@
-"""Keep the order of each key in any sequence of operations, judged by a queue for each key.
+"""Keep the order of each key in any sequence of operations.
 
-The judge knows keys, priorities, sequences and the state of each message, but neither slots nor
-ranges. It uses lanes only to say that a lease without messages was right.
+Beside it stands the reference of ``reference.py``. It sees the ledger before each lease, and judges
+the choice.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import strategies as st
@@ -17,18 +15,18 @@ from support.rule_variants import returns, rule_variant
 from spark_mq.ledger.acquire import AcquireRequest, acquire, postpone_due, reject_unreadable
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
-from spark_mq.ledger.limits import LAST_ATTEMPT, limit_in
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import RETRY, Seek, Unblock
-from spark_mq.ledger.ranges import Ledger, LedgerHeader, of_process
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart, extend, settle
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases
 
+from .reference import ENDED, ReferenceGroup, ReferenceMessage
+
 SECOND = 1_000_000
 TIMEOUT = 60 * SECOND
-OVER = ("settled", "dead", "transferring")
 KEYS = ["a", "b", "c", "d", "e", None]
 
 published = st.lists(
@@ -39,19 +37,6 @@ published = st.lists(
     max_size=12,
 )
 picks = st.lists(st.integers(0, 30), min_size=1, max_size=4)
-
-
-@dataclass(frozen=True)
-class Message:
-    seq: int
-    key: str | None
-    priority: int
-    lane: int | None
-
-    @property
-    def queue(self) -> tuple[str | None, int]:
-        """The queue that the judge keeps for it. Messages without a key have none."""
-        return self.key, self.priority
 
 
 class Order(RuleBasedStateMachine):
@@ -72,14 +57,14 @@ class Order(RuleBasedStateMachine):
             order="key" if ordered else "none",
         )  # fmt: skip
         self.index, self.ledger = MessageIndex(lanes=lanes), Ledger(LedgerHeader())
-        self.messages: list[Message] = []
+        self.reference = ReferenceGroup(
+            n, max_in_flight=in_flight, order="key" if ordered else "none", by_lane=True
+        )
+        self.messages = self.reference.messages
         self.files: list[tuple[int, int]] = []
         self.version, self.now, self.ids = 0, 1_000 * SECOND, 0
         self.leases: list[str] = []
-        self._known: tuple = (None, {})
         self.published: dict[int, int] = {}  # when each message is due, as published
-        self.due: dict[int, int] = {}  # the same, or 0 if the owner made it due
-        self.overtaken: set[int] = set()  # put back by the owner, after later ones had gone on
         self.publish([("a", 0, 0), ("b", 0, 0), ("a", 0, 0)], foreign=False)
 
     # -- the log and the clock
@@ -102,12 +87,12 @@ class Order(RuleBasedStateMachine):
         )
         self.files.append((first, first + len(of) - 1))
         self.messages += [
-            Message(first + row, key, priority, self.layout.lane(key))
-            for row, (_, key, priority, _) in enumerate(of)
+            ReferenceMessage(
+                first + row, key=key, priority=priority, lane=self.layout.lane(key), due=due or 0
+            )
+            for row, ((_, key, priority, _), due) in enumerate(zip(of, at, strict=True))
         ]
-        self._known = None, {}
         self.published |= {first + row: due or 0 for row, due in enumerate(at)}
-        self.due |= {first + row: due or 0 for row, due in enumerate(at)}
 
     @rule(passed=st.sampled_from([1, 6, 25, 61]))
     def wait(self, passed):
@@ -119,31 +104,19 @@ class Order(RuleBasedStateMachine):
     # -- what is known of a message
 
     def states(self):
-        """The state, the lease, the time and the count of each message."""
-        if self._known[0] is self.ledger:
-            return self._known[1]
-        floor, ranges, found = self.ledger.head.start_sequence, list(self.ledger), {}
-        for m in self.messages:
-            while ranges and ranges[0].last < m.seq:
-                ranges.pop(0)
-            if ranges and ranges[0].first <= m.seq:
-                r = ranges[0]
-                own = 0 if r.delivery_count or r.reason else self.due[m.seq]
-                found[m.seq] = (
-                    r.state,
-                    r.lease_id,
-                    max(r.available_at or 0, own),
-                    r.delivery_count,
-                )
-            else:
-                state = "settled" if m.seq <= floor else "unread"
-                found[m.seq] = (state, None, self.due[m.seq], 0)
-        self._known = self.ledger, found
-        return found
+        """The state, the lease and the deliveries of each message. The reference sees them, too."""
+        self.reference.see_ledger(self.ledger)
+        return {
+            m.seq: (m.state, m.info["lease_id"], m.info["delivery_count"]) for m in self.messages
+        }
 
     def held(self, lease_id):
         states = self.states()
-        return [m.seq for m in self.messages if states[m.seq][:2] == ("leased", lease_id)]
+        return [
+            seq
+            for seq, (state, lease, _) in states.items()
+            if (state, lease) == ("leased", lease_id)
+        ]
 
     # -- leases
 
@@ -165,81 +138,14 @@ class Order(RuleBasedStateMachine):
             max_bytes,
             reserved_attempts=int(stream and self.rules.max_delivery_attempts != 2),
         )
-        before = self.states()
+        self.states()
         self.ledger, grant = acquire(self.ledger, self.index, self.now, self.rules, request)
-        after = self.states()
-        granted = {
-            seq
-            for seq, (state, lease, *_) in after.items()
-            if (state, lease) == ("leased", lease_id)
-        }
-        assert sum(r.message_count for r in grant.ranges) == len(granted) <= limit
-        if granted:
+        taken = self._inside((r.first, r.last) for r in grant.ranges)
+        self.reference.check_grant(sorted(taken), grant.blocked_because, request, self.now)
+        assert sum(r.message_count for r in grant.ranges) == len(taken)
+        assert set(self.held(lease_id)) == taken
+        if taken:
             self.leases.append(lease_id)
-            self._judge(before, granted)
-        else:
-            self._judge_nothing(before, grant, worker)
-        self._judge_priority(before, granted)
-
-    def _judge(self, before, granted):
-        by_seq = {m.seq: m for m in self.messages}
-        for seq in granted:
-            state, _, due, _ = before[seq]
-            assert state in ("unread", "available"), f"{seq} was {state}"
-            assert due <= self.now, f"{seq} is leased {due - self.now} us too early"
-            m = by_seq[seq]
-            if not self.ordered or m.key is None:
-                continue
-            for other in self.messages:
-                if other.key != m.key or other.seq in granted:
-                    continue
-                known = before[other.seq][0]
-                assert known != "leased", (
-                    f"{seq} is leased while another lease holds {other.seq} of its key"
-                )
-                if other.seq < seq and other.priority == m.priority:
-                    assert known in OVER, (
-                        f"{seq} overtakes {other.seq} of its key, which is {known}"
-                    )
-
-    def _heads(self, before):
-        """The messages with which a lease could begin."""
-        held = {m.lane for m in self.messages if before[m.seq][0] == "leased"}
-        closed = set()
-        for m in self.messages:
-            state, _, due, _ = before[m.seq]
-            if state in OVER or state == "leased":
-                continue
-            slot = (m.lane, m.priority)
-            free = m.lane is None or not self.ordered or (m.lane not in held and slot not in closed)
-            if free and state != "blocked" and due <= self.now:
-                yield m
-            closed.add(slot)
-
-    def _due_heads(self, before):
-        """Those before a blocked message, which stops an unordered group."""
-        heads, stop = self._heads(before), 1 << 63
-        if not self.ordered:
-            stop = min((s for s, (state, *_) in before.items() if state == "blocked"), default=stop)
-        return [m for m in heads if m.seq < stop]
-
-    def _judge_nothing(self, before, grant, worker):
-        if limit_in(grant.blocked_because) == LAST_ATTEMPT:
-            held = self.ledger.count(("leased",), of_process(worker))
-            assert held, f"{worker} holds nothing and must wait ({grant})"
-            return
-        cap = self.rules.max_in_flight
-        if cap is not None and sum(state == "leased" for state, *_ in before.values()) >= cap:
-            return
-        heads = self._due_heads(before)
-        assert not heads, f"nothing is leased, though {heads} are due ({grant})"
-
-    def _judge_priority(self, before, granted):
-        """No lower priority goes while a higher one is left."""
-        by_seq = {m.seq: m for m in self.messages}
-        left = [m.priority for m in self._due_heads(before) if m.seq not in granted]
-        lowest = min((by_seq[seq].priority for seq in granted), default=10)
-        assert max(left, default=0) <= lowest, f"{granted} go before a higher priority"
 
     # -- settles
 
@@ -280,7 +186,7 @@ class Order(RuleBasedStateMachine):
             assert self.ordered
             assert m.key is not None
             assert after[seq][0] == "available"
-            assert after[seq][3] == before[seq][3] - 1, "a message that was not named is counted"
+            assert after[seq][2] == before[seq][2] - 1, "a message that was not named is counted"
             assert any(
                 o.lane == m.lane
                 and o.priority == m.priority
@@ -305,12 +211,13 @@ class Order(RuleBasedStateMachine):
         now = self.states()
         for seq in self._inside(outcome.ranges):
             assert now[seq][:2] == ("leased", lease_id)
-        for seq, (state, _, _, count) in states.items():
+        for seq, (state, _, count) in states.items():
             if state == "available":
-                assert now[seq][3] == count, f"the expiry of {seq} was counted"
+                assert now[seq][2] == count, f"the expiry of {seq} was counted"
 
     def _inside(self, intervals):
-        return {m.seq for m in self.messages for first, last in intervals if first <= m.seq <= last}
+        spans = list(intervals)
+        return {m.seq for m in self.messages for first, last in spans if first <= m.seq <= last}
 
     @rule(which=st.integers(0, 100), again=st.booleans())
     def replay(self, which, again):
@@ -342,10 +249,8 @@ class Order(RuleBasedStateMachine):
         before = self.states()
         done = self.run(Intervene(how, [(m.seq, m.seq)], force=force))
         if done.changed and how == RETRY_NOW:
-            self.due[m.seq] = 0
-            self._known = None, {}
-            if before[m.seq][0] in ("dead", "blocked"):
-                self.overtaken.add(m.seq)
+            m.due = 0
+            m.overtaken = m.overtaken or before[m.seq][0] in ("dead", "blocked")
 
     def run(self, command):
         self.ledger, result = applied(command, self.ledger, self.index, self.now, self.rules)
@@ -378,37 +283,16 @@ class Order(RuleBasedStateMachine):
     def seek(self, at):
         m = self.messages[at % len(self.messages)]
         self.run(Seek(m.seq))
-        self.due |= self.published  # an owner's retry is forgotten
-        self.overtaken.clear()
+        for m in self.messages:  # an owner's retry is forgotten
+            m.due, m.overtaken = self.published[m.seq], False
 
     # -- always
 
     @invariant()
-    def no_key_has_two_holders(self):
-        if not getattr(self, "ordered", False):
-            return
-        now, holders = self.states(), {}
-        for m in self.messages:
-            state, lease, *_ = now[m.seq]
-            if state == "leased" and m.key is not None:
-                assert holders.setdefault(m.key, lease) == lease, f"two leases hold {m.key}"
-
-    @invariant()
-    def nothing_is_held_behind_what_was_given_back(self):
-        if not getattr(self, "ordered", False):
-            return
-        now = self.states()
-        waits: dict[tuple[str, int], list[tuple[int, str | None]]] = {}
-        for m in self.messages:
-            state, lease, *_ = now[m.seq]
-            if m.key is None:
-                continue
-            if state in ("available", "blocked") and m.seq not in self.overtaken:
-                waits.setdefault(m.queue, []).append((m.seq, lease))
-            if state == "leased":
-                # A part of the same lease may have expired: its next settle returns the rest.
-                stops = [seq for seq, of in waits.get(m.queue, ()) if of != lease]
-                assert not stops, f"{m} is held by {lease}, and {stops} wait before it"
+    def leases_are_held_in_order(self):
+        if hasattr(self, "ledger"):
+            self.states()
+            self.reference.check_held_in_order()
 
     def teardown(self):
         """All messages end: nothing starves."""
@@ -422,7 +306,7 @@ class Order(RuleBasedStateMachine):
             for lease_id in self.leases[-1:]:
                 command = SettlePart(ACK, lease_id)
                 self.ledger, _ = settle(self.ledger, self.index, self.now, self.rules, command)
-            if all(state in OVER for state, *_ in self.states().values()):
+            if all(state in ENDED for state, *_ in self.states().values()):
                 return
         raise AssertionError(f"messages starve: {self.states()}")
 

@@ -1,12 +1,15 @@
-"""A consumer group with one row a message: the rules of DESIGN section 4 in the dullest form there
-is, to hold the ledger against.
+"""A consumer group with one row a message: the delivery rules in the dullest form there is.
 
-Nothing here is shared with the ledger. What a lease takes is not chosen here:
-:meth:`Naive.check_grant` judges a choice by the rules.
+Each world judges by this one reference, so a rule of delivery stands once. A world either leads the
+reference through the same operations as the ledger, or lets it see the ledger before a lease. What
+a lease takes isn't chosen here: :meth:`ReferenceGroup.check_grant` judges a choice by the rules.
+Nothing here is shared with the ledger.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -27,11 +30,27 @@ DELIVERY = {
 }
 """What is known of a message apart from its state, as of one that was never leased."""
 
+ENDED = ("settled", "dead", "transferring")
+"""States in which a message holds back no later one of its key."""
+
 
 @dataclass
-class Message:
+class ReferenceMessage:
+    """A message as one group sees it."""
+
     seq: int
-    size: int
+    size: int = 1
+    key: str | None = None
+    priority: int = 0
+    lane: int | None = None
+    due: int = 0
+    """When it's due by its publish, unless the owner has made it due."""
+    wanted: bool = True
+    """Whether the group gets it: it's in the filter, not for another group, and not replaced."""
+    for_others: bool = False
+    """Whether it's for another group, so that it may be skipped before it's due."""
+    overtaken: bool = False
+    """Whether the owner put it back after it had ended, when later ones had gone on."""
     state: str = "unread"
     info: dict[str, Any] = field(default_factory=lambda: dict(DELIVERY))
     own_failure: bool = False
@@ -44,6 +63,25 @@ class Message:
 
     def look(self) -> tuple[Any, ...]:
         return (self.state, self.error, *self.info.values())
+
+    def see(self, row: Any | None) -> None:
+        """Be as the range of a ledger says, or unread."""
+        if row is None:
+            self.forget("unread")
+            return
+        expired = row.state == "available" and row.lease_id
+        self.state, self.error = row.state, "expired" if expired else row.error
+        self.info = {name: getattr(row, name) for name in DELIVERY}
+
+    @property
+    def due_at(self) -> int:
+        known = self.info["delivery_count"] or self.info["reason"]
+        return max(self.info["available_at"] or 0, 0 if known else self.due)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether a lease settles it without a delivery. What was leased once is delivered."""
+        return not self.wanted and not self.info["delivery_count"]
 
     def become(self, state: str, **info: Any) -> None:
         self.state = state
@@ -75,11 +113,13 @@ class Message:
 
 
 @dataclass
-class Naive:
-    n: int | None
-    skew: int
-    retry_delay: int
-    max_retry_delay: int
+class ReferenceGroup:
+    """A group's messages and settings. The settings have the defaults of a group without limits."""
+
+    n: int | None = None
+    skew: int = 0
+    retry_delay: int = 0
+    max_retry_delay: int = 0
     max_in_flight: int | None = None
     max_tracked_ranges: int = 200_000
     retry: str = "exponential"
@@ -90,7 +130,11 @@ class Naive:
     threshold: int | None = None
     first_wait: int = 0
     longest_wait: int = 0
-    messages: list[Message] = field(default_factory=list)
+    order: str = "none"
+    by_lane: bool = False
+    """Whether messages have lanes and priorities: then more than one choice may be right."""
+    max_in_flight_per_key: int | None = None
+    messages: list[ReferenceMessage] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     lease_sizes: dict[str, int] = field(default_factory=dict)
     leases_without_fresh: int = 0
@@ -106,21 +150,36 @@ class Naive:
 
     # -- looking
 
-    def held_mask(self, lease_id: str) -> list[Message]:
+    def see(self, rows: Iterable[Any | None]) -> None:
+        """See each message in its range of a ledger. None is an unread one."""
+        for m, row in zip(self.messages, rows, strict=True):
+            m.see(row)
+
+    def see_ledger(self, ledger: Any) -> None:
+        start, ranges = ledger.head.start_sequence, iter(ledger)
+        row = next(ranges, None)
+        for m in self.messages:
+            while row is not None and row.last < m.seq:
+                row = next(ranges, None)
+            m.see(row if row is not None and row.first <= m.seq else None)
+            if m.state == "unread" and m.seq <= start:
+                m.forget("settled")
+
+    def held_mask(self, lease_id: str) -> list[ReferenceMessage]:
         return [
             m
             for m in self.messages
             if m.state in ("leased", "available") and m.info["lease_id"] == lease_id
         ]
 
-    def by_state(self, *states: str) -> list[Message]:
+    def by_state(self, *states: str) -> list[ReferenceMessage]:
         return [m for m in self.messages if m.state in states]
 
-    def runs(self) -> list[list[Message]]:
+    def runs(self) -> list[list[ReferenceMessage]]:
         """Neighbours alike in everything, from the first message that is not settled up to the last
         that is not unread.
         """
-        runs = [list(run) for _, run in groupby(self.messages, key=Message.look)]
+        runs = [list(run) for _, run in groupby(self.messages, key=ReferenceMessage.look)]
         while runs and runs[0][0].state == "settled":
             runs.pop(0)
         while runs and runs[-1][0].state == "unread":
@@ -131,7 +190,7 @@ class Naive:
         if messages:
             self.counters[outcome] = self.counters.get(outcome, 0) + messages
 
-    def spent(self, m: Message) -> bool:
+    def spent(self, m: ReferenceMessage) -> bool:
         return self.n is not None and m.info["delivery_count"] >= self.n
 
     def allowed(self, own: bool) -> int | None:
@@ -147,7 +206,7 @@ class Naive:
         ]
         return max(1, min(bounds)) if bounds else None
 
-    def final(self, m: Message, now: int, own: bool) -> str:
+    def final(self, m: ReferenceMessage, now: int, own: bool) -> str:
         """Why a failure was the last, or ""."""
         f = self.allowed(own)
         if self.spent(m):
@@ -164,14 +223,14 @@ class Naive:
             else ""
         )
 
-    def bury(self, m: Message, reason: str) -> None:
+    def bury(self, m: ReferenceMessage, reason: str) -> None:
         if self.on_max_deliveries == "drop":
             m.forget("settled")
             self.count("dropped", 1)
         else:
             m.die(reason, "blocked" if self.on_max_deliveries == "block" else "dead")
 
-    def reject(self, m: Message, reason: str) -> None:
+    def reject(self, m: ReferenceMessage, reason: str) -> None:
         if self.on_reject == "drop":
             m.forget("settled")
             self.count("dropped", 1)
@@ -221,7 +280,7 @@ class Naive:
         waits = self.opened is not None and (now < self.trial_from or self.trial in leased)
         return "breaker" if waits else ""
 
-    def alone(self, m: Message) -> bool:
+    def alone(self, m: ReferenceMessage) -> bool:
         return m.info["lease_size"] == 1
 
     def pardon(self) -> None:
@@ -237,7 +296,7 @@ class Naive:
 
     def expire_leases(self, now: int, keep: tuple[str, ...] = ()) -> None:
         self.note_company([m for m in self.by_state("leased") if self.late(m, now)])
-        ended: dict[str, Message] = {}
+        ended: dict[str, ReferenceMessage] = {}
         deadlines = {m.seq: m.info["expires_at"] for m in self.by_state("leased")}
         counts = {m.seq: m.info["delivery_count"] for m in self.by_state("leased")}
         for m in self.by_state("leased"):
@@ -248,7 +307,7 @@ class Naive:
             self.lease_expired(counts[m.seq], m.seq, deadlines[m.seq])
         self.pardon_but(keep)
 
-    def note_company(self, late: list[Message]) -> None:
+    def note_company(self, late: list[ReferenceMessage]) -> None:
         """A lone message was in company if its worker held another lease: both may have ended with
         the worker.
         """
@@ -261,17 +320,17 @@ class Naive:
                             self.lease_sizes[m.info["lease_id"]] = len(held)
                         m.info["lease_size"] = len(held)
 
-    def held_by_process_of(self, worker: str) -> list[Message]:
+    def held_by_process_of(self, worker: str) -> list[ReferenceMessage]:
         """A worker is ``process~name``. Its process ends with all its leases, whatever its name."""
         process = worker.split("~", maxsplit=1)[0]
         leased = self.by_state("leased")
         return [m for m in leased if m.info["worker_id"].split("~")[0] == process]
 
-    def late(self, m: Message, now: int) -> bool:
+    def late(self, m: ReferenceMessage, now: int) -> bool:
         return m.state == "leased" and m.info["expires_at"] + self.skew < now
 
-    def expire_one(self, m: Message) -> None:
-        at = m.info["expires_at"]
+    def expire_one(self, m: ReferenceMessage) -> None:
+        at, m.error = m.info["expires_at"], "expired"
         self.failed(m, at)
         if reason := self.final(m, at, self.alone(m)):
             self.bury(m, reason)
@@ -287,13 +346,18 @@ class Naive:
         for m in kept:
             m.state = "available"
 
-    def failed(self, m: Message, now: int, named: bool = False) -> None:
-        m.own_failure |= named or self.lease_sizes[m.info["lease_id"]] == 1
+    def failed(self, m: ReferenceMessage, now: int, named: bool = False) -> None:
+        m.own_failure |= named or self.lease_sizes.get(m.info["lease_id"]) == 1
         m.info["failure_count"] += 1
         m.info["first_failed_at"] = m.info["first_failed_at"] or now
 
     def granted(
-        self, messages: list[Message], lease_id: str, worker_id: str, now: int, expires_at: int
+        self,
+        messages: list[ReferenceMessage],
+        lease_id: str,
+        worker_id: str,
+        now: int,
+        expires_at: int,
     ) -> None:
         self.lease_sizes[lease_id] = len(messages)
         for m in messages:
@@ -365,7 +429,14 @@ class Naive:
         return settled, already, lost
 
     def settle_one(
-        self, verb: str, m: Message, now: int, *, named: bool, delay: int | None, jitter: float
+        self,
+        verb: str,
+        m: ReferenceMessage,
+        now: int,
+        *,
+        named: bool,
+        delay: int | None,
+        jitter: float,
     ) -> None:
         late = m.state == "available"
         if verb == "ack":
@@ -451,14 +522,14 @@ class Naive:
         expires_at: int,
         *,
         granted_before: bool,
-    ) -> list[Message]:
+    ) -> list[ReferenceMessage]:
         held = [
             m
             for m in self.by_state("leased", "available")
             if (m.info["lease_id"] or "").startswith(prefix)
         ]
         n, f = self.n or 10**9, self.allowed(False) or 10**9
-        kept: list[Message] = []
+        kept: list[ReferenceMessage] = []
         returned: list[int] = []
         for m in held:
             left = min(n - m.info["delivery_count"], f - m.info["failure_count"])
@@ -482,7 +553,7 @@ class Naive:
         self.granted(kept, lease_id, worker_id, now, expires_at)
         return kept
 
-    def freeze(self, transfer_id: str, ranges: int) -> list[Message]:
+    def freeze(self, transfer_id: str, ranges: int) -> list[ReferenceMessage]:
         dead = [run for run in self.runs() if run[0].state == "dead"][:ranges]
         for m in (frozen := [m for run in dead for m in run]):
             m.become("transferring", lease_id=transfer_id)
@@ -529,7 +600,7 @@ class Naive:
             changed += 1
         return changed, set()
 
-    def _intervene_one(self, how: str, m: Message, now: int) -> None:
+    def _intervene_one(self, how: str, m: ReferenceMessage, now: int) -> None:
         if how == "discard":
             m.forget("settled")
             self.count("dropped", 1)
@@ -580,7 +651,7 @@ class Naive:
 
     # -- files that cannot be read
 
-    def _due_of(self, first: int, last: int, now: int) -> list[Message]:
+    def _due_of(self, first: int, last: int, now: int) -> list[ReferenceMessage]:
         return [
             m
             for m in self.messages
@@ -617,9 +688,122 @@ class Naive:
         `self` is as it was before the lease, but folded.
         """
         if stopped := self.stopped(now):
-            assert not taken
+            assert not taken, f"messages {taken} are leased, and the group is stopped: {stopped}"
             assert stopped in why
             return
+        wanted_seqs = set(taken)
+        chosen = [m for m in self.messages if m.seq in wanted_seqs]
+        assert len(chosen) == len(taken)
+        self.check_each(chosen, now)
+        leased = len(self.by_state("leased"))
+        room = wanted.max_messages if self.max_in_flight is None else self.max_in_flight - leased
+        limit = min(wanted.max_messages if self.opened is None else 1, room)
+        assert len(taken) <= max(limit, 0), f"{taken} are leased, at most {limit} may be"
+        if self.by_lane:
+            self._check_lanes(chosen, why, wanted, limit, now)
+        else:
+            self._check_turn(taken, why, wanted, limit, now)
+        if self.opened is not None and taken:
+            self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
+
+    def check_each(self, chosen: Sequence[ReferenceMessage], now: int) -> None:
+        """Whether each message of a lease may be leased at all."""
+        for m in chosen:
+            assert m.state in ("unread", "available"), f"{m.seq:x} is leased, and was {m.state}"
+            assert m.due_at <= now, f"{m.seq:x} is leased {m.due_at - now} us too early"
+            assert not m.is_skipped, f"{m.seq:x} is leased, and is not for the group"
+        if self.order == "key":
+            self._check_order(chosen)
+
+    def check_skipped(self, m: ReferenceMessage, now: int) -> None:
+        """Whether a message may be settled without a delivery, if it has not ended before."""
+        assert m.is_skipped, f"{m.seq:x} is skipped, and is for the group or was leased"
+        assert m.for_others or m.due_at <= now, f"{m.seq:x} is skipped before it is due"
+
+    def check_held_in_order(self) -> None:
+        """No two leases hold one key, and none holds what stands behind a message given back."""
+        holders: dict[str, str] = {}
+        waits: dict[tuple[str, int], list[tuple[int, str | None]]] = {}
+        for m in self.messages:
+            if m.key is None or self.order != "key":
+                continue
+            lease = m.info["lease_id"]
+            if m.state in ("available", "blocked") and not m.overtaken:
+                waits.setdefault((m.key, m.priority), []).append((m.seq, lease))
+            if m.state == "leased":
+                held = holders.setdefault(m.key, lease)
+                assert held == lease, f"{lease} and {held} hold messages of key {m.key}"
+                # A part of the same lease may have expired: its next settle returns the rest.
+                stops = [seq for seq, of in waits.get((m.key, m.priority), ()) if of != lease]
+                assert not stops, f"{lease} holds {m.seq:x} of key {m.key} behind {stops}"
+
+    def _check_order(self, chosen: Sequence[ReferenceMessage]) -> None:
+        """Nobody overtakes an earlier message of its key, nor works beside another on it."""
+        taken = {m.seq for m in chosen}
+        for m in chosen:
+            for other in self.messages:
+                if m.key is None or other.key != m.key or other.seq in taken:
+                    continue
+                assert other.state != "leased", f"{m.seq:x} is leased beside {other.seq:x}"
+                if other.seq < m.seq and other.priority == m.priority:
+                    ended = other.state in ENDED
+                    assert ended, f"{m.seq:x} overtakes {other.seq:x}, which is {other.state}"
+
+    def _check_lanes(
+        self, chosen: Sequence[ReferenceMessage], why: str, wanted: Any, limit: int, now: int
+    ) -> None:
+        heads = self._due_heads(now)
+        if not chosen:
+            if why.startswith("last_attempt"):
+                held = self.held_by_process_of(wanted.worker_id)
+                assert held, f"{wanted.worker_id} holds nothing and must wait ({why})"
+                return
+            assert limit < 1 or not heads, f"nothing is leased, though {heads} are due ({why})"
+            return
+        left = [m.priority for m in heads if m not in chosen]
+        lowest = min(m.priority for m in chosen)
+        assert max(left, default=0) <= lowest, f"{chosen} go before a higher priority"
+        self._check_shares(chosen, now)
+
+    def _check_shares(self, chosen: Sequence[ReferenceMessage], now: int) -> None:
+        """No key is over its limit, and none has two more of a fair lease than one that waits."""
+        taken = Counter(m.key for m in chosen)
+        leased = taken + Counter(m.key for m in self.by_state("leased"))
+        cap = self.max_in_flight_per_key
+        for m in chosen:
+            over = cap is not None and leased[m.key] > cap
+            assert not over, f"{leased[m.key]} messages of key {m.key} are leased, not {cap}"
+        failed = any(m.info["suspect"] or m.info["failure_count"] for m in self.messages)
+        if self.order != "fair" or failed:
+            return
+        for m in self.by_state("unread", "available"):
+            waits = m.due_at <= now and m not in chosen
+            fair = max(taken.values()) <= taken[m.key] + 1
+            assert fair or not waits, (
+                f"a lease of {dict(taken)} leaves message {m.seq:x} of {m.key}"
+            )
+
+    def _due_heads(self, now: int) -> list[ReferenceMessage]:
+        """The messages with which a lease could begin.
+
+        A blocked message stops its lane, or all later messages of a group without an order.
+        """
+        held = {m.lane for m in self.by_state("leased")}
+        closed, heads = set[tuple[int | None, int]](), list[ReferenceMessage]()
+        for m in self.messages:
+            if m.state in (*ENDED, "leased") or m.is_skipped:
+                continue
+            if m.state == "blocked" and self.order != "key":
+                break
+            free = m.lane not in held and (m.lane, m.priority) not in closed
+            free = free or m.lane is None or self.order != "key"
+            if free and m.state != "blocked" and m.due_at <= now:
+                heads.append(m)
+            closed.add((m.lane, m.priority))
+        return heads
+
+    def _check_turn(self, taken: list[int], why: str, wanted: Any, limit: int, now: int) -> None:
+        """Whether these are the ones whose turn it is, in a group without lanes."""
         attempts = self.attempts(wanted.reserved_attempts)
         blocked = min((m.seq for m in self.by_state("blocked")), default=2**63)
         behind = [m for m in self.messages if m.seq > blocked]
@@ -648,13 +832,7 @@ class Naive:
             )
             >= self.max_tracked_ranges
         )
-        room = (
-            wanted.max_messages
-            if self.max_in_flight is None
-            else self.max_in_flight - len(self.by_state("leased"))
-        )
-        asked = wanted.max_messages if self.opened is None else 1
-        limit = min(asked, room, 1 if attempts == 1 else room)
+        limit = min(limit, 1 if attempts == 1 else limit)
         reads = [] if full else unread
         minds = wanted.reserved_attempts == 0 and wanted.intervals is None and limit >= 1
         if minds and (due or reads) and self._must_be_alone(wanted.worker_id, due, reads, attempts):
@@ -693,11 +871,13 @@ class Naive:
         for m in self.by_state("unread"):  # those before named messages are tracked then
             if m.seq < max(taken) and m.seq not in taken:
                 m.become("available", available_at=0)
-        if self.opened is not None:
-            self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
 
     def _must_be_alone(
-        self, worker: str, due: list[Message], reads: list[Message], attempts: int | None
+        self,
+        worker: str,
+        due: list[ReferenceMessage],
+        reads: list[ReferenceMessage],
+        attempts: int | None,
     ) -> bool:
         """Whether a worker gets nothing because it holds a suspect on its last attempt, or holds
         anything while it is the turn of one.
@@ -720,7 +900,9 @@ class Naive:
         return self._suspect(head, attempts) and head.info["delivery_count"] >= attempts - 1
 
     @staticmethod
-    def _innocent(due: list[Message], reads: list[Message], attempts: int | None) -> list[Message]:
+    def _innocent(
+        due: list[ReferenceMessage], reads: list[ReferenceMessage], attempts: int | None
+    ) -> list[ReferenceMessage]:
         """What a trial prefers, since it has not failed by itself."""
         undelivered = [m for m in due if not m.info["delivery_count"]] + reads
         return undelivered or [
@@ -731,13 +913,13 @@ class Naive:
 
     def _turn(
         self,
-        due: list[Message],
-        reads: list[Message],
+        due: list[ReferenceMessage],
+        reads: list[ReferenceMessage],
         limit: int,
         attempts: int | None,
         *,
         chosen: bool,
-    ) -> list[Message]:
+    ) -> list[ReferenceMessage]:
         """Who goes next: due work in its order, what failed together together, then unread."""
         if not due:
             return reads
@@ -749,7 +931,7 @@ class Naive:
         if self._suspect(head, attempts):
             alike = [m for m in after if self._suspect(m, attempts) and self._together(m, head)]
             return alike[: self._grown(head, limit, attempts or 5)]
-        run: list[Message] = []
+        run: list[ReferenceMessage] = []
         for m in after:
             if self._suspect(m, attempts):
                 break
@@ -763,7 +945,7 @@ class Naive:
             run = run + reads
         return run
 
-    def _head(self, due: list[Message], attempts: int | None) -> Message:
+    def _head(self, due: list[ReferenceMessage], attempts: int | None) -> ReferenceMessage:
         if attempts is not None:
             return due[0]
         turn = lambda m: (m.info["available_at"], m.info["delivery_count"], m.seq)  # noqa: E731
@@ -773,13 +955,13 @@ class Naive:
         heads = fresh[:1] + sorted(suspects, key=turn)[:1]
         return min(heads, key=lambda m: m.seq) if heads else min(rest, key=turn)
 
-    def _isolates(self, head: Message, attempts: int | None) -> bool:
+    def _isolates(self, head: ReferenceMessage, attempts: int | None) -> bool:
         delivered = head.info["delivery_count"]
         if self._suspect(head, attempts):
             return delivered > 1 or (attempts or 5) < 4
         return attempts is None and delivered >= 5
 
-    def _last(self, m: Message, attempts: int | None) -> bool:
+    def _last(self, m: ReferenceMessage, attempts: int | None) -> bool:
         """On its last attempt, having failed by itself."""
         return (
             attempts is not None
@@ -788,7 +970,7 @@ class Naive:
         )
 
     @staticmethod
-    def _suspect(m: Message, attempts: int | None) -> bool:
+    def _suspect(m: ReferenceMessage, attempts: int | None) -> bool:
         """Nobody knows whether it is the culprit.
 
         Or it never failed, and must not die for its company.
@@ -797,11 +979,11 @@ class Naive:
         return bool(m.info["suspect"] or (final and not m.info["failure_count"]))
 
     @staticmethod
-    def _together(one: Message, other: Message) -> bool:
+    def _together(one: ReferenceMessage, other: ReferenceMessage) -> bool:
         names = ("lease_id", "available_at", "delivery_count", "failure_count")
         return one.error == other.error and all(one.info[n] == other.info[n] for n in names)
 
-    def _grown(self, head: Message, limit: int, n: int) -> int:
+    def _grown(self, head: ReferenceMessage, limit: int, n: int) -> int:
         """Up to twice as many for those of the failed lease that are done, but half of the rest."""
         size, failed = self._size(head, limit, n), head.info["lease_size"]
         if failed is None or n - 1 <= head.info["delivery_count"]:
@@ -817,7 +999,7 @@ class Naive:
         return max(size, min(limit, grown, len(waiting) // 2))
 
     @staticmethod
-    def _size(head: Message, limit: int, n: int) -> int:
+    def _size(head: ReferenceMessage, limit: int, n: int) -> int:
         """Whole after the first failure where there are four attempts or more, alone on the
         last.
         """
@@ -834,7 +1016,7 @@ class Naive:
         return max(sizes, default=1)
 
     @staticmethod
-    def _fitting(messages: list[Message], max_bytes: int | None) -> list[Message]:
+    def _fitting(messages: list[ReferenceMessage], max_bytes: int | None) -> list[ReferenceMessage]:
         """The first messages that fit into `max_bytes`, at least one."""
         kept, total = [], 0
         for m in messages:
