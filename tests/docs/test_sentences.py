@@ -43,7 +43,7 @@ def test_the_price_of_an_idle_queue_is_the_computed_one() -> None:
 def test_the_pages_name_the_memory_of_decoded_messages() -> None:
     shown = f"{MAX_KEPT_BYTES // 2**20} MiB"
     assert f"keeps up to {shown} of decoded messages" in words("docs/howto/sizing.md")
-    assert f"keeps {shown} at most" in words("docs/explanation/design.md")
+    assert f"keeps {shown} at most" in words("docs/reference/storage.md")
 
 
 def test_the_reference_names_every_reason_of_a_dead_message() -> None:
