@@ -38,7 +38,7 @@ __all__ = [
 
 _MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
 UNKNOWN: Final = "unknown"  # settled, and no outcome is known
-COUNTED: Final = (*(one for one in OUTCOMES if one != "redriven"), UNKNOWN)
+COUNTED: Final = (*(outcome for outcome in OUTCOMES if outcome != "redriven"), UNKNOWN)
 _OPEN, _CLOSED, _COMPLETE = "open", "closed", "complete"
 
 
@@ -124,8 +124,8 @@ def close_batch(
             _check_same(context, name, old, to, None if groups is None else wanted)
             notes[:] = []
             return old.encode()
-        found = StoredBatch(uuid.uuid4().hex, to, wanted, context.now()).encode()
-        if BATCHES.size(state, name, found) > _MAX_ALL_BYTES:
+        encoded = StoredBatch(uuid.uuid4().hex, to, wanted, context.now()).encode()
+        if BATCHES.size(state, name, encoded) > _MAX_ALL_BYTES:
             raise InvalidOption(
                 f"batch_id={name!r} makes the closed batches larger than {_MAX_ALL_BYTES:,} bytes "
                 "together: sweep, which removes those that were complete before the queue's "
@@ -134,7 +134,7 @@ def close_batch(
                 value=name,
             )
         notes[:] = [f"batch {name} closed"]
-        return found
+        return encoded
 
     state = context.messages.change_property(BATCHES.key(name), text, "close batch")
     for note in notes:
@@ -155,17 +155,17 @@ def _wanted(context: QueueContext, groups: Iterable[str] | None) -> tuple[str, .
             )
         return tuple(sorted(known))
     given = [groups] if isinstance(groups, str) else list(groups)
-    found = tuple(sorted({validate_name("groups", one) for one in given}))
-    if not found:
+    wanted = tuple(sorted({validate_name("groups", name) for name in given}))
+    if not wanted:
         raise InvalidOption(
             "groups=[] settles nothing: name the groups, or leave groups out for all of them",
             option="groups",
             value=given,
         )
-    for one in found:
-        if one not in known:
-            raise group_not_found(context, one)
-    return found
+    for name in wanted:
+        if name not in known:
+            raise group_not_found(context, name)
+    return wanted
 
 
 def _check_same(
@@ -226,12 +226,12 @@ def _unsettled(
     context: QueueContext, groups: Iterable[str], index: MessageIndex, members: Sequence[Interval]
 ) -> int:
     """Return how many members some group has not settled."""
-    found: list[Interval] = []
+    unsettled: list[Interval] = []
     for name in groups:
         ledger = context.ledgers.read(name).ledger
         if ledger is not None:  # a dropped group settles nothing more
-            found += unsettled_members(ledger, index, members)
-    return count_messages(index, normalise(found))
+            unsettled += unsettled_members(ledger, index, members)
+    return count_messages(index, normalise(unsettled))
 
 
 def uncounted_start(context: QueueContext) -> list[int]:

@@ -38,7 +38,7 @@ from spark_mq.util.validation import (
 __all__ = ["decode_command", "decode_result", "encode_command", "encode_result"]
 
 _COMMANDS: Final[Mapping[str, type[Command[Any]]]] = {
-    one.name: one for one in (Acquire, Settle, Extend)
+    kind.name: kind for kind in (Acquire, Settle, Extend)
 }
 _RESULTS: Final = {
     Acquire.name: Grant,
@@ -96,14 +96,14 @@ def _flag(value: Any) -> bool:
 
 def _intervals(given: Any) -> list[Interval]:
     sequence = partial(validate_count, "sequence", least=0, most=2**63 - 1)
-    found = [(sequence(first), sequence(last)) for first, last in given]
-    if any(first > last for first, last in found):
+    intervals = [(sequence(first), sequence(last)) for first, last in given]
+    if any(first > last for first, last in intervals):
         raise ValueError("an interval ends before it starts")
-    return normalise(found)
+    return normalise(intervals)
 
 
 def _parts(given: Sequence[Mapping[str, Any]]) -> tuple[SettlePart, ...]:
-    return tuple(SettlePart(**_checked(one)) for one in given)
+    return tuple(SettlePart(**_checked(part)) for part in given)
 
 
 def _targets(given: Sequence[Any]) -> tuple[tuple[str, list[Interval] | None], ...]:

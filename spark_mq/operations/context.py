@@ -140,8 +140,10 @@ class QueueContext:
         groups, until = self.groups(), self.settings.dedup_until
         horizon, reach = self.horizon(refresh=False), max(sequences)
         read = [(group, self.ledgers.read(group.name, refresh=False).ledger) for group in groups]
-        found = [(one, group.index_for(one, reach)) for group, one in read if one is not None]
-        return held_ids(found, sequences, horizon=horizon, now=self.now(), until=until)
+        indexes = [
+            (state, group.index_for(state, reach)) for group, state in read if state is not None
+        ]
+        return held_ids(indexes, sequences, horizon=horizon, now=self.now(), until=until)
 
     def group(
         self, name: str, start: StartPosition = "earliest", *, create: bool = True
@@ -239,8 +241,8 @@ class GroupLedger:
         (result,) = self.committer.run([command], checks)
         if isinstance(result, Exception):
             raise result
-        found: R = result
-        return found
+        value: R = result
+        return value
 
     def settle(self, parts: Sequence[SettlePart]) -> list[SettleOutcome]:
         """Settle in one commit, in order. Messages that are not held are in the outcomes."""
@@ -433,7 +435,7 @@ def _read_horizon(ledgers: LedgerTable, *, refresh: bool = True) -> int:
 def _misspelt(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was perhaps meant. Numbered names are alike on purpose."""
     stem = _without_digits(name)
-    return suggest(name, (one for one in known if _without_digits(one) != stem))
+    return suggest(name, (other for other in known if _without_digits(other) != stem))
 
 
 def _without_digits(name: str) -> str:

@@ -87,8 +87,8 @@ def create_queue_tables(
         refuse_nested(root, options)
         own = messages.create(identified(settings, root, options).to_json())
         begun = messages.open()
-    found = None if begun is None else QueueSettings.from_json(begun.description, root)
-    if found is None:
+    stored = None if begun is None else QueueSettings.from_json(begun.description, root)
+    if stored is None:
         raise NotAQueue(
             f"{root}/messages is a Delta table, but not one of a queue. Use a path of the "
             f"queue's own",
@@ -96,7 +96,7 @@ def create_queue_tables(
         )
     # A queue that is completed here must have the defaults of the settings that were not given.
     named = given if exist_ok or complete else None
-    refused = _differences(found, settings, named, options)
+    refused = _differences(stored, settings, named, options)
     if refused or (complete and not exist_ok):
         raise _exists(root, refused)
     if not complete and not _complete(ledgers, messages.table_id, own=own) and not exist_ok:
@@ -105,20 +105,20 @@ def create_queue_tables(
 
 
 def _differences(
-    found: QueueSettings,
+    stored: QueueSettings,
     wanted: QueueSettings,
     given: Collection[str] | None,
     options: Mapping[str, str],
 ) -> str:
     """Return the settings that a queue does not have as they were given, for people."""
     parts = []
-    for old, new in ((found.group, wanted.group), (found, wanted)):
-        for name, one in settings_of(type(old)).items():
+    for old, new in ((stored.group, wanted.group), (stored, wanted)):
+        for name, setting in settings_of(type(old)).items():
             has, asked = getattr(old, name), getattr(new, name)
             if name == "dead_letter_path" and has and asked:
                 has, asked = (canonical_uri(place, options) for place in (has, asked))
-            if has != asked and one.argument and (given is None or name in given):
-                parts.append(f"{name}={one.show(has)}, not {one.show(asked)}")
+            if has != asked and setting.argument and (given is None or name in given):
+                parts.append(f"{name}={setting.show(has)}, not {setting.show(asked)}")
     return ", ".join(parts)
 
 
@@ -170,15 +170,15 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
                 f"there is no queue at {root}. Create it with {_create_command(root)}",
                 path=root,
             )
-        found = QueueSettings.from_json(table.description, root)
-        if found is None:
+        stored = QueueSettings.from_json(table.description, root)
+        if stored is None:
             raise NotAQueue(
                 f"{messages.path} is a Delta table, but not one of a queue",
                 path=root,
             )
-        if (found.durable, found.lanes) == (settings.durable, settings.lanes):
+        if (stored.durable, stored.lanes) == (settings.durable, settings.lanes):
             break
-        settings = found
+        settings = stored
     leases = ledgers.open()
     if leases is None and table.version == 0:
         leases = _completed(root, messages, ledgers)  # nobody has used the queue yet
@@ -186,7 +186,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
     messages.expect(lambda refresh: ledgers.reached(refresh=refresh))
     return QueueContext(
         root,
-        found,
+        stored,
         messages,
         ledgers,
         history=history,
@@ -247,8 +247,8 @@ def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueCont
     messages, _, _ = _stores(context.path, options, context.settings)
 
     def described(text: str | None) -> str:
-        found = QueueSettings.from_json(text, context.path) or context.settings
-        return rehomed(found, context.path, options, copy=copy, place=place).to_json()
+        stored = QueueSettings.from_json(text, context.path) or context.settings
+        return rehomed(stored, context.path, options, copy=copy, place=place).to_json()
 
     messages.describe(described)
     return open_context(context.path, options, context.clock)
@@ -402,7 +402,7 @@ def note_change(context: QueueContext, detail: str) -> None:
 def _check_name(name: str, value: Any) -> None:
     """Raise InvalidOption for a setting that a queue lacks, or that is fixed."""
     own = settings_of(QueueSettings)
-    changeable = [one.name for one in own.values() if one.fixed is None]
+    changeable = [setting.name for setting in own.values() if setting.fixed is None]
     if name in changeable:
         return
     if name in own:

@@ -39,7 +39,7 @@ def find_values(
     messages: MessageTable, column: str, wanted: Collection[str], intervals: Sequence[Interval]
 ) -> list[tuple[int, str]]:
     """Return sequence and value of the messages whose `column` (message_id or key) is wanted."""
-    values, found = pa.array(wanted, pa.string()), list[tuple[int, str]]()
+    values, pairs = pa.array(wanted, pa.string()), list[tuple[int, str]]()
     index = messages.index(max((last for _, last in intervals), default=-1))
     reader = MessageReader(messages.files, [column])
     for piece in (piece for first, last in intervals for piece in index.slices(first, last)):
@@ -49,15 +49,15 @@ def find_values(
             continue  # a damaged file has no values
         hits = pc.indices_nonzero(pc.is_in(rows, value_set=values))
         sequences = (piece.first + row for row in hits.to_pylist())
-        found += zip(sequences, rows.take(hits).to_pylist(), strict=True)
-    return found
+        pairs += zip(sequences, rows.take(hits).to_pylist(), strict=True)
+    return pairs
 
 
 def check_ids(ids: Iterable[str]) -> list[str]:
     """Return a list of message ids. Raise InvalidOption."""
     if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
         given = list(plain_values(ids))
-        if all(isinstance(one, str) for one in given):
+        if all(isinstance(message_id, str) for message_id in given):
             return given
     raise InvalidOption(
         f"message_ids={short_repr(ids)} is not a list of message ids: give a list of text",
@@ -106,7 +106,7 @@ def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
 def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
     """Return the messages with some ids or keys, those after the start sequence if any."""
     values = [wanted] if isinstance(wanted, str) else plain_values(wanted)
-    if not isinstance(values, Sequence) or not all(isinstance(one, str) for one in values):
+    if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
         raise InvalidOption(
             f"{column}={short_repr(wanted)} is not text: give a text, or a list of texts",
             option=column,
@@ -114,16 +114,16 @@ def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
         )
     messages, low = ledger.messages, ledger.queue.horizon() + 1
     start = max(ledger.current().head.start_sequence + 1, low)
-    found = find_values(messages, column, values, [(start, messages.index().last_sequence)])
+    pairs = find_values(messages, column, values, [(start, messages.index().last_sequence)])
     # What is settled already stays as it is, as a change by sequence leaves it.
-    found = found or find_values(messages, column, values, [(low, start - 1)])
-    if not found:
+    pairs = pairs or find_values(messages, column, values, [(low, start - 1)])
+    if not pairs:
         raise InvalidOption(
             f"{column}={short_repr(wanted)}: {ledger.queue_path} has no message with it",
             option=column,
             value=wanted,
         )
-    return from_sequences(sequence for sequence, _ in found)
+    return from_sequences(sequence for sequence, _ in pairs)
 
 
 class PastLease(NamedTuple):
@@ -135,13 +135,13 @@ class PastLease(NamedTuple):
 
 def find_past_lease(group: GroupLedger, lease_id: str) -> PastLease | None:
     """Return what a lease of the last day was granted and settled, or None if unknown."""
-    found = PastLease([], [])
+    lease = PastLease([], [])
     try:
         for rows in _past(group, lease_id):
-            found.granted.extend(_intervals(rows, _GRANTS))
-            found.settled.extend(_intervals(rows, _SETTLES))
-            if found.granted:  # by one commit, and all settles came later
-                return found
+            lease.granted.extend(_intervals(rows, _GRANTS))
+            lease.settled.extend(_intervals(rows, _SETTLES))
+            if lease.granted:  # by one commit, and all settles came later
+                return lease
     except (SparkMQError, *STORE_ERRORS) as error:
         _log.debug("lease %s was not looked up: %s", lease_id, error)
     return None

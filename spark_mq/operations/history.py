@@ -284,8 +284,9 @@ def find_redriver(context: QueueContext, letter: int) -> tuple[str | None, str |
         return None, None  # a damaged dead-letter queue does not hide the message
     if rows is None:
         return None, None
-    found = rows.filter(pc.equal(rows["event"], "redriven")).select(["user", "detail"]).to_pylist()
-    return (found[-1]["user"], found[-1]["detail"]) if found else (None, None)
+    redriven = rows.filter(pc.equal(rows["event"], "redriven"))
+    redrives = redriven.select(["user", "detail"]).to_pylist()
+    return (redrives[-1]["user"], redrives[-1]["detail"]) if redrives else (None, None)
 
 
 def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:
@@ -297,20 +298,20 @@ def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: 
     number = whole_number(message_id)
     if number is not None and number < sequence and index.first_at_or_after(number) == number:
         return number  # the publisher gave no id, so it was the sequence
-    found = [at for at, _ in _with_id(context.messages, message_id, 0, sequence - 1)]
-    return found[-1] if found else None
+    earlier = [at for at, _ in _with_id(context.messages, message_id, 0, sequence - 1)]
+    return earlier[-1] if earlier else None
 
 
 def find_later(context: QueueContext, sequence: int, message_id: str | None) -> list[int]:
     """Return the messages that redrives made of a message, in order."""
     wanted = str(sequence) if message_id is None else message_id
     last = context.messages.index().last_sequence
-    found: list[int] = []
+    later: list[int] = []
     for at, headers in _with_id(context.messages, wanted, sequence + 1, last):
         letter = whole_number(headers.get(REDRIVEN_FROM))
         if letter is not None and _named_by(context, letter) in (None, sequence):
-            found.append(at)
-    return found
+            later.append(at)
+    return later
 
 
 def _named_by(context: QueueContext, letter: int) -> int | None:

@@ -83,7 +83,7 @@ class KeepAlive:
             if self._stopped:
                 return
             with self._lock:
-                due = min((one.due for one in self._kept.values()), default=float("inf"))
+                due = min((lease.due for lease in self._kept.values()), default=float("inf"))
                 self._wakes_at = due
             if (pause := due - time.monotonic()) > 0:
                 self._changed.wait(min(pause, threading.TIMEOUT_MAX))
@@ -94,22 +94,22 @@ class KeepAlive:
         """Extend what is due, and find the leases that have reached their limit."""
         now = time.monotonic()
         with self._lock:
-            due = {one.timeout for one in self._kept.values() if one.due <= now}
+            due = {lease.timeout for lease in self._kept.values() if lease.due <= now}
             # All of one timeout, because an early extension shares the commit of a due one.
-            kept = [one for one in self._kept.values() if one.timeout in due]
-        for one in kept:
-            one.due = min(now + one.seconds / 3, max(one.end, now + _LOOK_SECONDS))
+            kept = [lease for lease in self._kept.values() if lease.timeout in due]
+        for lease in kept:
+            lease.due = min(now + lease.seconds / 3, max(lease.end, now + _LOOK_SECONDS))
         try:
-            for one in kept:
-                if one.end <= now and self._on_limit(one.lease_id):
-                    self.remove(one.lease_id)
-            held = [one for one in kept if not one.lost and one.end > now]
+            for lease in kept:
+                if lease.end <= now and self._on_limit(lease.lease_id):
+                    self.remove(lease.lease_id)
+            held = [lease for lease in kept if not lease.lost and lease.end > now]
             for timeout in due:
-                of = [one for one in held if one.timeout == timeout]
-                self._extend_together([one for one in of if one.end >= now + one.seconds])
-            for one in held:
-                if one.end < now + one.seconds:
-                    self._extend_one(one, round((one.end - now) * SECOND))
+                of = [lease for lease in held if lease.timeout == timeout]
+                self._extend_together([lease for lease in of if lease.end >= now + lease.seconds])
+            for lease in held:
+                if lease.end < now + lease.seconds:
+                    self._extend_one(lease, round((lease.end - now) * SECOND))
         except Exception as error:  # a store that fails for now must not end this
             _log.warning("could not extend leases, trying again: %s", error)
 
@@ -118,16 +118,16 @@ class KeepAlive:
             self._extend_one(kept[0], kept[0].timeout)
         elif kept:
             try:
-                self._extend([one.lease_id for one in kept], kept[0].timeout)
+                self._extend([lease.lease_id for lease in kept], kept[0].timeout)
             except LeaseLost:
-                for one in kept:  # the others are held still
-                    self._extend_one(one, one.timeout)
+                for lease in kept:  # the others are held still
+                    self._extend_one(lease, lease.timeout)
 
-    def _extend_one(self, one: _Kept, timeout: int) -> None:
+    def _extend_one(self, lease: _Kept, timeout: int) -> None:
         try:
-            self._extend([one.lease_id], timeout)
+            self._extend([lease.lease_id], timeout)
         except LeaseLost:
-            one.lost = True  # all of it is settled or lost, so there is nothing to extend
+            lease.lost = True  # all of it is settled or lost, so there is nothing to extend
 
 
 def _warn(_: str) -> bool:

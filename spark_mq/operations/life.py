@@ -172,13 +172,13 @@ class Trace(Record):
     """How it ended in each group that settled it, by group. Empty where the history lacks it."""
 
     def __str__(self) -> str:
-        blocks = ["\n".join([*one.lines(), *one._ends()]) for one in self.chain()]
+        blocks = ["\n".join([*life.lines(), *life._ends()]) for life in self.chain()]
         return "\nredriven as\n".join(blocks)
 
     def chain(self) -> tuple[Trace, ...]:
         """Return this message with those before and after it by redrives, oldest first."""
         before = () if self.earlier is None else self.earlier.chain()
-        return (*before, self, *(found for one in self.later for found in one.chain()))
+        return (*before, self, *(found for life in self.later for found in life.chain()))
 
     def lines(self) -> list[str]:
         """Return the text of this message's life, without redrives and outcomes."""
@@ -187,7 +187,7 @@ class Trace(Record):
         return [self._head(), *(f"  {line}" for line in lines)]
 
     def _ends(self) -> list[str]:
-        return [f"  group {one.group} settled it: {one}" for one in self.outcomes]
+        return [f"  group {outcome.group} settled it: {outcome}" for outcome in self.outcomes]
 
     def _head(self) -> str:
         named = show_name(str(self.message_id)) if self.retained else "payload trimmed"
@@ -203,7 +203,7 @@ class Trace(Record):
         return self.events
 
     def _repr_html_(self) -> str:
-        return "<p>redriven as</p>".join(one._own_html() for one in self.chain())
+        return "<p>redriven as</p>".join(life._own_html() for life in self.chain())
 
     def _own_html(self) -> str:
         blocked = [{"group": group, "leases nothing": why} for group, why in self.blocked]

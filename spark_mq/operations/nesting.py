@@ -48,10 +48,10 @@ def find_folders(
 def is_queue(description: str | None) -> bool:
     """Return whether a spark_mq of any version wrote a table's description."""
     try:
-        found = json.loads(description or "")
+        settings = json.loads(description or "")
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("format") == QueueSettings.FORMAT
+    return isinstance(settings, dict) and settings.get("format") == QueueSettings.FORMAT
 
 
 def is_queue_at(path: str, options: Mapping[str, str]) -> bool:
@@ -73,8 +73,8 @@ def refuse_nested(root: str, options: Mapping[str, str]) -> None:
             path=root,
         )
     with wrap_store_errors(root, "listing"):
-        found = set(find_folders(ObjectStore(root, options), _MAX_DEPTH + 1))
-    if inner := min(found - {"", OWN_DEAD_LETTERS[2:]}, default=None):
+        folders = set(find_folders(ObjectStore(root, options), _MAX_DEPTH + 1))
+    if inner := min(folders - {"", OWN_DEAD_LETTERS[2:]}, default=None):
         raise NotAQueue(
             f"there is a queue at {join(root, inner)}, which would lie within a queue at {root}. "
             "Give the new queue a folder beside that one",

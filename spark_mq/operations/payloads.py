@@ -113,9 +113,9 @@ class FilteredFiles(Mapping[str, RowRuns]):
     def __getitem__(self, path: str) -> RowRuns:
         if path not in self._seen:
             self._seen[path] = self._known.get((self._name, path))
-        if (found := self._seen[path]) is None:
+        if (check := self._seen[path]) is None:
             raise KeyError(path)
-        return found
+        return check
 
     def __iter__(self) -> Iterator[str]:
         return (path for path in [path for _, path in list(self._known)] if path in self)
@@ -171,21 +171,21 @@ class FileChecks:
     def problems(self, wanted: Mapping[str, Any] | None = None) -> FileProblems:
         """Return what is known by now, also for a group's filter."""
         known = self._payloads.readable
-        checks = {path: one for path, one in self._checks.items() if one.wanted == wanted}
+        checks = {path: check for path, check in self._checks.items() if check.wanted == wanted}
         if not checks:
             return self._payloads.problems(wanted)
         ended = {path: check for path, check in checks.items() if check.has_ended(0.0)}
-        found = dict[str, RowRuns]()
+        matching = dict[str, RowRuns]()
         for path in (path for path, check in ended.items() if check.readable):
             known.add(path)
             if (matches := ended[path].matches) is not None:
-                found[path] = matches
+                matching[path] = matches
         return FileProblems(
             known,
-            {path: one.reason for path, one in ended.items() if one.reason is not None},
-            {path: one.error for path, one in ended.items() if one.error is not None},
+            {path: check.reason for path, check in ended.items() if check.reason is not None},
+            {path: check.error for path, check in ended.items() if check.error is not None},
             checks.keys() - ended.keys(),
-            None if wanted is None else _joined(found, self._payloads.filtered(wanted)),
+            None if wanted is None else _joined(matching, self._payloads.filtered(wanted)),
         )
 
     def all_readable(
@@ -221,7 +221,7 @@ class FileChecks:
 
     def runs_on(self) -> bool:
         """Return whether a check that was started has not ended."""
-        return any(one.started and not one.has_ended(0.0) for one in self._checks.values())
+        return any(check.started and not check.has_ended(0.0) for check in self._checks.values())
 
     def finish(self) -> None:
         """Wait for the ends of all checks."""
@@ -231,9 +231,9 @@ class FileChecks:
                 self._remember(check)
 
 
-def _joined(found: dict[str, RowRuns], known: Mapping[str, RowRuns]) -> Mapping[str, RowRuns]:
+def _joined(new: dict[str, RowRuns], known: Mapping[str, RowRuns]) -> Mapping[str, RowRuns]:
     """Return both. The lease keeps what it has found, even if the process forgets it."""
-    return ChainMap(found, known)  # type: ignore[arg-type]
+    return ChainMap(new, known)  # type: ignore[arg-type]
 
 
 def read_whole(

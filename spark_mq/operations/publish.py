@@ -302,16 +302,16 @@ def _of_first_call(
     """Return the receipt of a commit with the positions of its messages, if they are the same."""
     if first is None:
         return None
-    messages, duplicates, found = context.messages, dict[int, int](), set[int]()
+    messages, duplicates, met_before = context.messages, dict[int, int](), set[int]()
     if _DEDUP_ID in table.schema.names:
         known = messages.known_ids(hashed_ids(table[_DEDUP_ID]))
         # Of messages with one id, the first was published, or the last if that replaces others.
         places = reversed(known) if context.settings.dedup_replaces else known
         for at in places:
             met = known[at]
-            if met in found or met not in first.sequences:
+            if met in met_before or met not in first.sequences:
                 duplicates[at] = met
-            found.add(met)
+            met_before.add(met)
         duplicates = dict(sorted(duplicates.items()))
     left = [at not in duplicates for at in range(table.num_rows)]
     fresh = table.filter(pa.array(left, pa.bool_()))

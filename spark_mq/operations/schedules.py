@@ -243,7 +243,7 @@ def _check_lifetime(wanted: Schedule, usual: timedelta | None) -> None:
     latest = delay + wanted.jitter
     if wanted.expires_after is None or wanted.expires_after > latest:
         return
-    shown, least = (show_duration(one * MICROSECOND) for one in (wanted.expires_after, latest))
+    shown, least = (show_duration(n * MICROSECOND) for n in (wanted.expires_after, latest))
     raise InvalidOption(
         f"expires_at={shown} is not later than deliver_at and jitter, which are {least} after the "
         f"instant together, so some messages could not be leased. Give more than {least}",
@@ -314,15 +314,15 @@ def _change(
             raise _not_found(context, state, name)
         new, what = changed(old, context.now())
         notes[:] = [] if new == old else [f"schedule {name} {what}"]
-        found = new.encode()
-        if SCHEDULES.size(state, name, found) > _MAX_ALL_BYTES:
+        encoded = new.encode()
+        if SCHEDULES.size(state, name, encoded) > _MAX_ALL_BYTES:
             raise invalid(
                 "name",
                 name,
                 f"makes the schedules larger than {_MAX_ALL_BYTES:,} bytes together: remove some, "
                 "or publish references to the data",
             )
-        return found
+        return encoded
 
     state = context.messages.change_property(SCHEDULES.key(name), text, "configure schedule")
     for note in notes:
@@ -354,7 +354,7 @@ def list_schedules(context: QueueContext) -> list[ScheduleInfo]:
 
 def oldest_due(context: QueueContext) -> int | None:
     """Return the oldest instant that waits for a sweep, as of the last look, or None."""
-    state, now, found = context.messages.log.state, context.now(), list[int]()
+    state, now, due = context.messages.log.state, context.now(), list[int]()
     for name in SCHEDULES.names(state):
         try:
             schedule = SCHEDULES.find(state, name, context.path)
@@ -364,34 +364,35 @@ def oldest_due(context: QueueContext) -> int | None:
         if schedule is None or schedule.paused_at is not None or schedule.catch_up == "none":
             continue
         done = schedule.done(state.txns.get(schedule_txn(name)))
-        found += [at for at in islice(schedule.rule.after(done), 1) if at <= now]
-    return min(found, default=None)
+        due += [at for at in islice(schedule.rule.after(done), 1) if at <= now]
+    return min(due, default=None)
 
 
 def _info(context: QueueContext, state: TableState, name: str) -> ScheduleInfo:
-    found = SCHEDULES.find(state, name, context.path)
-    if found is None:  # it was removed at this moment
+    schedule = SCHEDULES.find(state, name, context.path)
+    if schedule is None:  # it was removed at this moment
         raise _not_found(context, state, name)
     last, now = state.txns.get(schedule_txn(name)), context.now()
-    due = found.due(last, now, 1)
+    due = schedule.due(last, now, 1)
     following = None
-    if found.paused_at is None:
-        following = due[0] if due else next(found.rule.after(max(found.done(last), now)), None)
+    if schedule.paused_at is None:
+        later = schedule.rule.after(max(schedule.done(last), now))
+        following = due[0] if due else next(later, None)
     return ScheduleInfo(
         name,
-        found.cron,
-        None if found.every is None else found.every * MICROSECOND,
-        found.timezone,
-        optional_datetime(found.starts_at),
-        found.catch_up,
-        found.jitter * MICROSECOND,
-        found.value,
-        found.key,
-        found.headers,
-        found.priority,
+        schedule.cron,
+        None if schedule.every is None else schedule.every * MICROSECOND,
+        schedule.timezone,
+        optional_datetime(schedule.starts_at),
+        schedule.catch_up,
+        schedule.jitter * MICROSECOND,
+        schedule.value,
+        schedule.key,
+        schedule.headers,
+        schedule.priority,
         optional_datetime(following),
         # The number may be of a schedule of the same name that was removed.
-        optional_datetime(last if last is not None and last > found.created_at else None),
-        optional_datetime(found.paused_at),
-        found.pause_reason,
+        optional_datetime(last if last is not None and last > schedule.created_at else None),
+        optional_datetime(schedule.paused_at),
+        schedule.pause_reason,
     )

@@ -116,32 +116,34 @@ def settle(
     messages that are not held, after the rest is settled.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
-    asked = [(one, one.part(verb, delay, error, jitter)) for one in selected]
-    asked = [(one, part) for one, part in asked if part.intervals != []]
+    asked = [(selection, selection.part(verb, delay, error, jitter)) for selection in selected]
+    asked = [(selection, part) for selection, part in asked if part.intervals != []]
     now = ledger.now()
-    lost = [_lost_by_end(one, part, now) for one, part in asked]
-    ended = [(one, of_it) for (one, _), of_it in zip(asked, lost, strict=True) if of_it]
+    lost = [_lost_by_end(selection, part, now) for selection, part in asked]
+    ended = [(selection, of_it) for (selection, _), of_it in zip(asked, lost, strict=True) if of_it]
     asked = [each for each, of_it in zip(asked, lost, strict=True) if not of_it]
     if not asked:
         ledger.require_group()
     outcomes = ledger.settle([part for _, part in asked]) if asked else []
     asked, outcomes = _without_repeats(ledger, asked, outcomes)
-    for (one, part), outcome in zip(asked, outcomes, strict=True):
-        if one.held is not None:
-            one.held.note_settle(part, outcome)
-    of = [one.lease_id for one in selected]
+    for (selection, part), outcome in zip(asked, outcomes, strict=True):
+        if selection.held is not None:
+            selection.held.note_settle(part, outcome)
+    of = [selection.lease_id for selection in selected]
     outcomes += [SettleOutcome(lost=lost) for _, lost in ended]
-    return _result([one.lease_id for one, _ in [*asked, *ended]], outcomes, missing, of=of)
+    return _result(
+        [selection.lease_id for selection, _ in [*asked, *ended]], outcomes, missing, of=of
+    )
 
 
 _Asked = tuple[_Selection, SettlePart]
 
 
-def _lost_by_end(one: _Selection, part: SettlePart, now: int) -> list[tuple[int, int, str]]:
+def _lost_by_end(selection: _Selection, part: SettlePart, now: int) -> list[tuple[int, int, str]]:
     """Return the unsettled messages that a lease lost when its longest duration was over."""
-    if one.held is None or not one.held.has_ended(now):
+    if selection.held is None or not selection.held.has_ended(now):
         return []
-    settled = subtract(one.held.granted, one.held.unsettled())
+    settled = subtract(selection.held.granted, selection.held.unsettled())
     lost = subtract(part.intervals or (), settled)
     return [(first, last, "since its lease reached max_lease_duration") for first, last in lost]
 
@@ -151,17 +153,17 @@ def _without_repeats(
 ) -> tuple[list[_Asked], list[SettleOutcome]]:
     """Treat the id of a lease that has ended like its lease object, which may settle again."""
     kept: list[_Asked] = []
-    found: list[SettleOutcome] = []
-    for (one, part), outcome in zip(asked, outcomes, strict=True):
-        seeks_past = one.held is None and one.intervals is None and not outcome.settled
-        if seeks_past and (past := find_past_lease(ledger, one.lease_id)) is not None:
+    kept_outcomes: list[SettleOutcome] = []
+    for (selection, part), outcome in zip(asked, outcomes, strict=True):
+        seeks_past = selection.held is None and selection.intervals is None and not outcome.settled
+        if seeks_past and (past := find_past_lease(ledger, selection.lease_id)) is not None:
             if not (unsettled := subtract(*past)):
                 continue  # it has settled all of its messages
             part = replace(part, intervals=unsettled, whole=True)
             outcome = ledger.settle([part])[0]
-        kept.append((one, part))
-        found.append(outcome)
-    return kept, found
+        kept.append((selection, part))
+        kept_outcomes.append(outcome)
+    return kept, kept_outcomes
 
 
 def extend(
@@ -177,8 +179,8 @@ def extend(
     `timeout` is in microseconds from now. None takes the group's visibility timeout.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
-    of = [one.lease_id for one in selected]
-    targets = [(one.lease_id, one.intervals) for one in selected if one.intervals != []]
+    of = [selection.lease_id for selection in selected]
+    targets = [(s.lease_id, s.intervals) for s in selected if s.intervals != []]
     done = ledger.run(Extend(tuple(targets), timeout))
     return _result([name for name, _ in targets], done.outcomes, missing, of=of), done.deadline
 
@@ -191,12 +193,12 @@ def _resolve(
 ) -> tuple[list[_Selection], list[str]]:
     """Return the selected messages by lease, and the message ids that no lease holds."""
     if isinstance(leases, Mapping):
-        selected = [_select(one, some) for one, some in leases.items()]
+        selected = [_select(lease, some) for lease, some in leases.items()]
     elif isinstance(leases, str | HeldLease) or not isinstance(leases, Iterable):
         selected = [_select(leases, sequences)]
     else:
-        selected = [_select(one, sequences) for one in leases]
-    named = sequences is not None or any(one.intervals is not None for one in selected)
+        selected = [_select(lease, sequences) for lease in leases]
+    named = sequences is not None or any(selection.intervals is not None for selection in selected)
     several = len(selected) > 1 and sequences is not None
     if named and (message_ids is not None or several):
         raise InvalidOption(
@@ -220,24 +222,28 @@ def _by_message_id(
 ) -> tuple[list[_Selection], list[str]]:
     """Return the messages with some ids by lease, and the ids that no lease had."""
     missing, current = set(check_ids(message_ids)), ledger.current()
-    held = [[(r.first, r.last) for r in current.held(one.lease_id)] for one in selected]
-    found = [find_values(ledger.messages, "message_id", missing, intervals) for intervals in held]
-    missing -= {message_id for _, message_id in chain(*found)}
-    for one, intervals, more in zip(selected, held, found, strict=True):
+    held = [[(r.first, r.last) for r in current.held(selection.lease_id)] for selection in selected]
+    by_lease = [
+        find_values(ledger.messages, "message_id", missing, intervals) for intervals in held
+    ]
+    missing -= {message_id for _, message_id in chain(*by_lease)}
+    for selection, intervals, more in zip(selected, held, by_lease, strict=True):
         if missing:  # these may be of messages that the lease has settled before
-            rest = subtract(_granted(ledger, one), intervals)
+            rest = subtract(_granted(ledger, selection), intervals)
             more += find_values(ledger.messages, "message_id", missing, rest)
             missing -= {message_id for _, message_id in more}
     return [
-        _Selection(one.lease_id, from_sequences(sequence for sequence, _ in some), one.held)
-        for one, some in zip(selected, found, strict=True)
+        _Selection(
+            selection.lease_id, from_sequences(sequence for sequence, _ in some), selection.held
+        )
+        for selection, some in zip(selected, by_lease, strict=True)
     ], sorted(missing)
 
 
-def _granted(ledger: GroupLedger, one: _Selection) -> list[Interval]:
-    if one.held is not None:
-        return one.held.granted
-    past = find_past_lease(ledger, one.lease_id)
+def _granted(ledger: GroupLedger, selection: _Selection) -> list[Interval]:
+    if selection.held is not None:
+        return selection.held.granted
+    past = find_past_lease(ledger, selection.lease_id)
     return [] if past is None else past.granted
 
 
@@ -280,9 +286,11 @@ def summarize(
     if not lost and not missing:
         return result
     each = [f"{first}..{last} {why}" for first, last, why in lost]
-    each += [f"no message with the id {short_repr(one)}" for one in missing]
+    each += [f"no message with the id {short_repr(message_id)}" for message_id in missing]
     what = show_some(each, 5, "; ")
-    losers = [one for one, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost]
+    losers = [
+        lease_id for lease_id, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost
+    ]
     named = ", ".join(dict.fromkeys(losers or lease_ids or of))
     raise LeaseLost(
         f"lease {_brief(named)} no longer holds these messages: {what} "

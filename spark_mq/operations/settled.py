@@ -70,15 +70,15 @@ class SettledMessages:
 
     @property
     def unknown_count(self) -> int:
-        return sum(self.index.count(one.first, one.last) for one in self.unknown)
+        return sum(self.index.count(interval.first, interval.last) for interval in self.unknown)
 
     def without_others(self, group: str) -> SettledMessages:
         """Return those that a group could get, without messages for other groups alone."""
         others = self.index.for_others(0, self.index.last_sequence, group)
         own = (
-            one._replace(first=first, last=last)
-            for one in self.ranges
-            for first, last in subtract([(one.first, one.last)], others)
+            part._replace(first=first, last=last)
+            for part in self.ranges
+            for first, last in subtract([(part.first, part.last)], others)
         )
         return replace(self, ranges=tuple(own))
 
@@ -93,7 +93,7 @@ def find_settled(
     settled += [(r.first, r.last) for r in ledger.ranges_at(ledger.find((SETTLED,)))]
     rows = read_group_history(group, _COLUMNS)
     low, high = EARLIEST if since is None else since, LATEST + 1 if until is None else until
-    known, found, gone = list[Interval](), list[SettledRange](), list[Interval]()
+    known, settled_ranges, gone = list[Interval](), list[SettledRange](), list[Interval]()
     for end, (first, last) in last_ends(rows, 0, _LAST):
         if last > horizon:
             known.append((max(first, horizon + 1), last))
@@ -101,12 +101,12 @@ def find_settled(
             if first <= horizon:
                 gone.append((first, min(last, horizon)))
             if last > horizon:
-                found.append(_range(end, max(first, horizon + 1), last, at))
-    unknown = (SettledRange(*one, None) for one in subtract(_valid(settled), known))
+                settled_ranges.append(_range(end, max(first, horizon + 1), last, at))
+    unknown = (SettledRange(*interval, None) for interval in subtract(_valid(settled), known))
     return SettledMessages(
         index,
-        tuple(sorted(found, key=attrgetter("first"))),
-        tuple(one for one in unknown if index.count(one.first, one.last)),
+        tuple(sorted(settled_ranges, key=attrgetter("first"))),
+        tuple(interval for interval in unknown if index.count(interval.first, interval.last)),
         _count_gone(group, gone),
     )
 
@@ -127,7 +127,7 @@ def _range(end: dict[str, Any], first: int, last: int, at: int) -> SettledRange:
 
 
 def _valid(intervals: list[Interval]) -> Iterator[Interval]:
-    return (one for one in intervals if one[0] <= one[1])
+    return (interval for interval in intervals if interval[0] <= interval[1])
 
 
 def _count_gone(group: GroupLedger, gone: list[Interval]) -> int:

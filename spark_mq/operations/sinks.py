@@ -102,17 +102,17 @@ def configure_command(ledger: GroupLedger, given: Mapping[str, Any]) -> Configur
 
 def _find(queue: QueueContext, path: str) -> tuple[str, str]:
     """Return the kind and the id of a place that can be a sink. Raise InvalidOption."""
-    found = _look(queue, path)
-    if found is None:
+    place = _look(queue, path)
+    if place is None:
         raise InvalidOption(
             f"sink={path!r} cannot be used: there is no Delta table and no queue. Create one by "
             "deltalake.write_deltalake or Queue.create",
             option="sink",
             value=path,
         )
-    if found[0] == _TABLE:
+    if place[0] == _TABLE:
         DeltaSink(path, queue.storage_options).check()
-    return found
+    return place
 
 
 def _look(queue: QueueContext, path: str) -> tuple[str, str] | None:
@@ -259,7 +259,7 @@ class AppendGuard:
 
     def check_outcomes(self, outcomes: Iterable[str | None], option: str) -> None:
         """Raise InvalidHandlerResult for messages to give back that the sink may have."""
-        if self.may_be_appended and any(one != ACK for one in outcomes):
+        if self.may_be_appended and any(outcome != ACK for outcome in outcomes):
             raise InvalidHandlerResult(
                 f"the {option} returned messages that are not acked, after it had appended the "
                 "rows of their lease to the sink. Nack or reject them by the lease before the "

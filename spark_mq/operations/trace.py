@@ -91,10 +91,12 @@ def _trace(
         redriven = _redrive_event(context, piece, letter, row["headers"])
         events.insert(0, redriven)
 
-    def follow(one: int | None, **ways: bool) -> Iterator[Trace]:
-        if one is not None and one not in seen:  # anybody can write a header that leads in circles
+    def follow(sequence: int | None, **ways: bool) -> Iterator[Trace]:
+        if (
+            sequence is not None and sequence not in seen
+        ):  # anybody can write a header that leads in circles
             with contextlib.suppress(InvalidOption):  # a header may name any message
-                yield _trace(context, one, seen | {one}, **ways)
+                yield _trace(context, sequence, seen | {sequence}, **ways)
 
     ((slot, _, _),) = index.slot_runs(sequence, sequence)
     return Trace(
@@ -106,7 +108,7 @@ def _trace(
         tuple(events),
         tuple(_blocked_groups(context, sequence)),
         next(follow(earlier, back=True, on=False), None),
-        tuple(found for one in later for found in follow(one, back=False, on=True)),
+        tuple(message for sequence in later for message in follow(sequence, back=False, on=True)),
         redriven_at=None if redriven is None else redriven.at,
         priority=index.layout.priority(slot),
         lane=index.layout.lane_of(slot),
@@ -239,7 +241,7 @@ def finished(
     rows = read_history(context, group=group)
     if not rows.num_rows and group not in context.ledgers.groups():
         raise group_not_found(context, group)  # it was not even dropped
-    ends = [one for one in last_ends(rows, low, high) if wanted in (None, one[0]["outcome"])]
+    ends = [end for end in last_ends(rows, low, high) if wanted in (None, end[0]["outcome"])]
     index = context.messages.full_index(min((start for _, (start, _) in ends), default=high))
     for end, (start, stop) in ends:
         parts += [

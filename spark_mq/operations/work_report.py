@@ -120,12 +120,12 @@ def describe_settled(parts: Sequence[SettlePart], outcomes: Sequence[SettleOutco
 
 def isolation_text(ledgers: Sequence[GroupLedger]) -> str:
     """Return how far the isolation of suspects is, or an empty string. A store may fail."""
-    found = ""
+    shown = ""
     with suppress(SparkMQError, *STORE_ERRORS):
-        texts = [(one.name, one.stats().isolation) for one in ledgers]
+        texts = [(ledger.name, ledger.stats().isolation) for ledger in ledgers]
         named = [f"{name}: {text}" if len(texts) > 1 else text for name, text in texts if text]
-        found = ", ".join(named)
-    return found
+        shown = ", ".join(named)
+    return shown
 
 
 class VerdictLog:
@@ -155,7 +155,7 @@ class VerdictLog:
 
     def add(self, parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> bool:
         """Count verdicts, and log them if a line is due. Return whether one was."""
-        settled = sum(one.settled - one.states.get(AVAILABLE, 0) for one in outcomes)
+        settled = sum(done.settled - done.states.get(AVAILABLE, 0) for done in outcomes)
         if settled:
             self._progress.finish(settled)
         with self._lock:
@@ -163,7 +163,7 @@ class VerdictLog:
                 self._counts[part.verb] += outcome.settled
                 self._failed = self._failed or (part.handler_failed and outcome.settled > 0)
                 self._counts[DEAD] += sum(
-                    outcome.states.get(one, 0) for one in (DEAD, TRANSFERRING)
+                    outcome.states.get(state, 0) for state in (DEAD, TRANSFERRING)
                 )
                 if part.verb in self._errors and part.error and outcome.settled:
                     self._errors[part.verb][recent_error_shape(part.error)] += outcome.settled
