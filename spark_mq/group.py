@@ -188,9 +188,9 @@ class ConsumerGroup(GroupViews):
         GroupNotFound
             There is no such group.
         """
-        found = find_messages(self._ledger, sequences, message_id, key)
+        intervals = find_messages(self._ledger, sequences, message_id, key)
         why = validate_error(reason, "reason")
-        return change_messages(self._ledger, DISCARD, found, reason=why, force=force, by=by)
+        return change_messages(self._ledger, DISCARD, intervals, reason=why, force=force, by=by)
 
     def retry_now(
         self,
@@ -209,8 +209,8 @@ class ConsumerGroup(GroupViews):
         those of :meth:`discard`. Also raises InvalidOption if a message is past its ``expires_at``.
         Nothing has changed then.
         """
-        found = find_messages(self._ledger, sequences, message_id, key)
-        return change_messages(self._ledger, RETRY_NOW, found, force=force, by=by)
+        intervals = find_messages(self._ledger, sequences, message_id, key)
+        return change_messages(self._ledger, RETRY_NOW, intervals, force=force, by=by)
 
     def dead_letter(
         self,
@@ -227,9 +227,9 @@ class ConsumerGroup(GroupViews):
         Returns the number of messages, without those that were dead or settled already. The
         parameters and errors are those of :meth:`discard`. `reason` is the dead letter's error.
         """
-        found = find_messages(self._ledger, sequences, message_id, key)
+        intervals = find_messages(self._ledger, sequences, message_id, key)
         why = validate_error(reason, "reason")
-        return change_messages(self._ledger, DEAD_LETTER, found, reason=why, force=force, by=by)
+        return change_messages(self._ledger, DEAD_LETTER, intervals, reason=why, force=force, by=by)
 
     @acting_by_default
     def pause(self, reason: str | None = None, *, until: datetime | Duration | None = None) -> None:
@@ -629,7 +629,7 @@ class ConsumerGroup(GroupViews):
     ) -> SettleResult:
         named = sequences is not None or message_ids is not None
         if isinstance(leases, Mapping):
-            named = named or any(one is not None for one in leases.values())
+            named = named or any(selected is not None for selected in leases.values())
         if named and verb != ACK:
             check_no_sink(self._ledger)
         return settle(
@@ -705,15 +705,15 @@ def _served(
     if isinstance(more_groups, Mapping):
         more = list(more_groups.items())
     else:
-        more = [(one, handler) for one in more_groups]
-    for one, _ in more:
-        if not isinstance(one, ConsumerGroup):
+        more = [(other, handler) for other in more_groups]
+    for other, _ in more:
+        if not isinstance(other, ConsumerGroup):
             raise InvalidOption(
-                f"more_groups={short_repr(one)} is no group: give groups, or {{group: handler}}",
+                f"more_groups={short_repr(other)} is no group: give groups, or {{group: handler}}",
                 option="more_groups",
-                value=one,
+                value=other,
             )
-    return [(one._ledger, each) for one, each in [(group, handler), *more]]
+    return [(served._ledger, each) for served, each in [(group, handler), *more]]
 
 
 def _held(leases: LeaseSelector) -> HeldSelector:

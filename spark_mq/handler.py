@@ -150,7 +150,7 @@ def _refuse_contradictions(rows: Iterable[Mapping[str, Any]]) -> None:
 
 def is_settle_result(returned: Any) -> bool:
     several = returned if isinstance(returned, list | tuple) else [returned]
-    return bool(several) and all(isinstance(one, SettleResult) for one in several)
+    return bool(several) and all(isinstance(result, SettleResult) for result in several)
 
 
 def _rows(returned: Any) -> list[Mapping[str, Any]]:
@@ -189,7 +189,7 @@ def parts_for(
     if verb is None:
         return parts
     named = {
-        lease_id: [one for part in some for one in part.intervals or ()]
+        lease_id: [interval for part in some for interval in part.intervals or ()]
         for lease_id, some in groupby(parts, key=lambda part: part.lease_id)
     }
     for lease_id, intervals in held.items():
@@ -211,13 +211,13 @@ def parts_for(
 
 
 def _named(verdicts: Iterable[MessageVerdict], failure_verb: str) -> list[SettlePart]:
-    def same(one: MessageVerdict) -> tuple[str, str, int, str]:
-        delay = -1 if one.delay is None else one.delay
-        return one.lease_id, one.outcome or failure_verb, delay, one.error or ""
+    def same(verdict: MessageVerdict) -> tuple[str, str, int, str]:
+        delay = -1 if verdict.delay is None else verdict.delay
+        return verdict.lease_id, verdict.outcome or failure_verb, delay, verdict.error or ""
 
     parts, jitter = [], random.random()
     for (lease_id, verb, delay, error), some in groupby(sorted(verdicts, key=same), key=same):
-        intervals = normalise((one.first, one.last) for one in some)
+        intervals = normalise((verdict.first, verdict.last) for verdict in some)
         pause = None if delay < 0 else delay
         parts.append(
             SettlePart(verb, lease_id, intervals, delay=pause, error=error or None, jitter=jitter)

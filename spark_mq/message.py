@@ -227,8 +227,8 @@ def check_format(format: Any) -> Format:
     if not isinstance(format, type) and all(
         callable(getattr(format, name, None)) for name in ("encode", "decode")
     ):
-        found: Format = format
-        return found
+        checked: Format = format
+        return checked
     raise unusable(
         format,
         "cannot encode and decode: give an object such as Pydantic(Order), Avro(schema) or "
@@ -346,9 +346,9 @@ def check_time(option: str, at: Any, now: int, *, later: bool = False) -> int:
     problem = _time_problem(at)
     if not problem:
         is_instant = isinstance(at, datetime)
-        found = to_micros(at) if is_instant else now + validate_duration(option, at, zero=True)
-        if not later or found > now:
-            return found
+        instant = to_micros(at) if is_instant else now + validate_duration(option, at, zero=True)
+        if not later or instant > now:
+            return instant
         problem = "over: give a later time"
     raise InvalidOption(f"{option}={short_repr(at)} is {problem}", option=option, value=at)
 

@@ -98,19 +98,19 @@ def assert_published(mq_queue: Queue) -> Callable[..., list[Any]]:
         queue: Queue | None = None,
     ) -> list[Any]:
         there = queue or mq_queue
-        found = [
-            one
-            for one in there.peek(2**31 - 1, key=key, message_id=message_id)
-            if _has_value(one, value) and dict(headers or {}).items() <= one.headers.items()
+        matching = [
+            message
+            for message in there.peek(2**31 - 1, key=key, message_id=message_id)
+            if _has_value(message, value) and dict(headers or {}).items() <= message.headers.items()
         ]
-        right = bool(found) if count is None else len(found) == count
+        right = bool(matching) if count is None else len(matching) == count
         if not right:
             expected = "one at least" if count is None else str(count)
             shown = "\n".join(map(_shown, there.peek(10))) or "nothing"
             raise AssertionError(
-                f"{len(found)} messages match, not {expected}; published:\n{shown}"
+                f"{len(matching)} messages match, not {expected}; published:\n{shown}"
             )
-        return found
+        return matching
 
     return check
 
@@ -127,7 +127,9 @@ def _has_value(message: PeekedMessage, wanted: Any) -> bool:
 
 def _shown(message: PeekedMessage) -> str:
     named = {"key": message.key, "headers": message.headers, "message_id": message.message_id}
-    return f"{message.value!r} " + " ".join(f"{name}={one!r}" for name, one in named.items() if one)
+    return f"{message.value!r} " + " ".join(
+        f"{name}={part!r}" for name, part in named.items() if part
+    )
 
 
 @pytest.fixture
@@ -143,8 +145,8 @@ def assert_settled(mq_queue: Queue) -> Callable[..., Any]:
         stats = own._ledger.stats()  # also of a group that nobody has created
         left = {name: getattr(stats, name) for name in _LEFT if getattr(stats, name)}
         assert not left, f"group {group!r} has messages left: {left}"
-        found = {name: getattr(stats, name) for name in counts}
-        assert found == counts, f"group {group!r} has {found}, not {counts}"
+        actual = {name: getattr(stats, name) for name in counts}
+        assert actual == counts, f"group {group!r} has {actual}, not {counts}"
         return stats
 
     return check

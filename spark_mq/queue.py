@@ -844,8 +844,8 @@ class Queue(QueueViews):
             )
         if sequence is not None:
             return trace(self._context, sequence)
-        found = self.find(key=key, message_id=message_id, n=1)
-        if not found:
+        sequences = self.find(key=key, message_id=message_id, n=1)
+        if not sequences:
             name = "key" if message_id is None else "message_id"
             raise InvalidOption(
                 f"{name}={short_repr(given[name])}: no retained message of {self.path} has it. "
@@ -853,7 +853,7 @@ class Queue(QueueViews):
                 option=name,
                 value=given[name],
             )
-        return trace(self._context, found[0])
+        return trace(self._context, sequences[0])
 
     def finished(
         self,
@@ -883,8 +883,8 @@ class Queue(QueueViews):
             Add message_id, key, value and headers. They are null if the message was trimmed.
         """
         within = (first, last)
-        found = finished(self._context, group, within, outcome=outcome, payload=payload)
-        return ArrowRows(found)
+        rows = finished(self._context, group, within, outcome=outcome, payload=payload)
+        return ArrowRows(rows)
 
     def stats(self) -> dict[str, Any]:
         """Return counts of the queue.
@@ -898,7 +898,7 @@ class Queue(QueueViews):
             unsettled message keeps messages that are old enough to go.
         """
         index, groups = self._context.messages.index(), self._group_stats()
-        starts = {name: one.start_sequence for name, one in groups.items()}
+        starts = {name: group.start_sequence for name, group in groups.items()}
         held = find_held_back(self._context, index, starts)
         return QueueStats(
             published=index.total,

@@ -62,10 +62,10 @@ class Destination:
         return cls(queue_path.rstrip("/").rpartition("/")[2], group)
 
     def attributes(self) -> dict[str, Any]:
-        found = {"messaging.system": SYSTEM, "messaging.destination.name": self.queue}
+        attributes = {"messaging.system": SYSTEM, "messaging.destination.name": self.queue}
         if self.group is not None:
-            found["messaging.consumer.group.name"] = self.group
-        return found
+            attributes["messaging.consumer.group.name"] = self.group
+        return attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +80,18 @@ class Signal:
 
     def attributes(self, destination: Destination) -> dict[str, Any]:
         """Return the attributes that the span and the metrics share."""
-        found = destination.attributes()
-        found["messaging.operation.name"] = self.name
-        found["messaging.operation.type"] = self.kind
+        attributes = destination.attributes()
+        attributes["messaging.operation.name"] = self.name
+        attributes["messaging.operation.type"] = self.kind
         if self.error is not None:
-            found["error.type"] = self.error
-        return found
+            attributes["error.type"] = self.error
+        return attributes
 
     def span_attributes(self, destination: Destination) -> dict[str, Any]:
-        found = {**self.attributes(destination), **(self.details or {})}
+        attributes = {**self.attributes(destination), **(self.details or {})}
         if self.messages != 1:  # the conventions leave it out for a single message
-            found["messaging.batch.message_count"] = self.messages
-        return found
+            attributes["messaging.batch.message_count"] = self.messages
+        return attributes
 
 
 def error_type(error: BaseException) -> str:
@@ -126,9 +126,9 @@ def add_headers(column: pa.ChunkedArray, extra: Mapping[str, str]) -> pa.Array:
 def trace_headers(column: pa.ChunkedArray) -> Iterator[dict[str, str]]:
     """Yield the trace headers of each message that has some."""
     for row in column:
-        found = {name: value for name, value in row.as_py() or () if name in TRACE_HEADERS}
-        if found:
-            yield found
+        headers = {name: value for name, value in row.as_py() or () if name in TRACE_HEADERS}
+        if headers:
+            yield headers
 
 
 class Reporter(Protocol):

@@ -334,7 +334,7 @@ class FakeBatchLease:
         for row in _rows(rows):
             own = [row.get(name) for name in given]
             values = zip(own, given.values(), strict=True)
-            alike[tuple(other if one is None else one for one, other in values)].append(
+            alike[tuple(other if own is None else own for own, other in values)].append(
                 row["sequence"]
             )
         total = SettleResult(0)
@@ -427,13 +427,13 @@ def _verdict_rows(returned: Any) -> list[dict[str, Any]]:
 def _rows(rows: Any) -> list[dict[str, Any]]:
     """Return rows of any kind as dicts. Raises InvalidSchema without a sequence."""
     if isinstance(rows, pa.Table):
-        found = rows.to_pylist()
+        given = rows.to_pylist()
     elif hasattr(rows, "collect"):  # Spark
-        found = [row.asDict() for row in rows.collect()]
+        given = [row.asDict() for row in rows.collect()]
     elif hasattr(rows, "to_dict"):  # pandas
-        found = rows.to_dict("records")
+        given = rows.to_dict("records")
     elif isinstance(rows, list | tuple | range | set):
-        found = [_row(row) for row in rows]
+        given = [_row(row) for row in rows]
     else:
         raise InvalidOption(
             f"the rows cannot be settled: they are a {type(rows).__name__}. Give rows of the batch "
@@ -441,11 +441,11 @@ def _rows(rows: Any) -> list[dict[str, Any]]:
             option="df",
             value=type(rows).__name__,
         )
-    if any(row.get("sequence") is None for row in found):
+    if any(row.get("sequence") is None for row in given):
         raise InvalidSchema(
             "a row has no sequence: give rows of the batch with that column", column="sequence"
         )
-    return list(found)
+    return list(given)
 
 
 def _row(row: Any) -> dict[str, Any]:

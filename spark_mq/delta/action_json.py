@@ -112,7 +112,9 @@ def _actions(text: bytes) -> list[_Action]:
     except (msgspec.MsgspecError, ValueError):
         # JSON of others may have NaN, or half of a character. Only line feeds end a line of it.
         lines = text.decode("utf-8").split("\n")
-        return msgspec.convert([parse_foreign(one) for one in lines if one.strip()], list[_Action])
+        return msgspec.convert(
+            [parse_foreign(line) for line in lines if line.strip()], list[_Action]
+        )
 
 
 def _added(add: _Add) -> AddFile:

@@ -62,8 +62,8 @@ def parse_foreign(text: str) -> Any:
 
 def version_of(path: str) -> int:
     """Return the version in the name of a file of a log, or -1 if the name has none."""
-    found = _VERSION.match(path.rpartition("/")[2])
-    return int(found[0]) if found else -1
+    match = _VERSION.match(path.rpartition("/")[2])
+    return int(match[0]) if match else -1
 
 
 LAST_MILLISECOND: Final = 253_402_300_799_000  # that a datetime can hold
@@ -100,8 +100,8 @@ class AddFile:
         """Return ``stats`` as Delta names them, such as ``numRecords``."""
         if self.stats is None:
             return {} if self.rows is None else {"numRecords": self.rows}
-        found: dict[str, Any] = parse_foreign(self.stats)
-        return found
+        statistics: dict[str, Any] = parse_foreign(self.stats)
+        return statistics
 
 
 class RemovedFile(NamedTuple):

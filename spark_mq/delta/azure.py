@@ -22,29 +22,29 @@ _KEYS: Final = {
 
 def parse_connection_string(text: str) -> dict[str, str]:
     """Return the options of a connection string. Raise ValueError, which shows no value."""
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise ValueError('it has a part that is not of the form "Name=value"')
         if key := _KEYS.get(name.strip().lower()):  # the others are of queues, tables and files
-            found[key] = value.strip()
-    protocol, suffix = found.pop("protocol", "https").lower(), found.pop("suffix", _SUFFIX)
-    if found.pop("use_emulator", "").lower() == "true":
+            parts[key] = value.strip()
+    protocol, suffix = parts.pop("protocol", "https").lower(), parts.pop("suffix", _SUFFIX)
+    if parts.pop("use_emulator", "").lower() == "true":
         return {"use_emulator": "true"}
-    endpoint = found.get("endpoint")
+    endpoint = parts.get("endpoint")
     if endpoint is None and (protocol != "https" or suffix.lower() != _SUFFIX):
-        endpoint = f"{protocol}://{found.get('account_name')}.blob.{suffix}"
+        endpoint = f"{protocol}://{parts.get('account_name')}.blob.{suffix}"
     if endpoint is not None:
-        found["endpoint"] = endpoint.rstrip("/")
-        found.setdefault("account_name", _account_in_endpoint(endpoint))
+        parts["endpoint"] = endpoint.rstrip("/")
+        parts.setdefault("account_name", _account_in_endpoint(endpoint))
         if urlsplit(endpoint).scheme.lower() == "http":
-            found["allow_http"] = "true"
-    if not found.get("account_name"):
+            parts["allow_http"] = "true"
+    if not parts.get("account_name"):
         raise ValueError("it names no account. Copy it whole, with AccountName or BlobEndpoint")
-    if "account_key" not in found and "sas_key" not in found:
+    if "account_key" not in parts and "sas_key" not in parts:
         raise ValueError("it has neither AccountKey nor SharedAccessSignature. Copy it whole")
-    return found
+    return parts
 
 
 def _account_in_endpoint(endpoint: str) -> str:
@@ -55,8 +55,8 @@ def _account_in_endpoint(endpoint: str) -> str:
 
 def to_abfss(text: str) -> str:
     """Return the https URL of a blob as a URI that delta-rs knows, too. Keep any other text."""
-    found = _URL.fullmatch(text)
-    return f"abfss://{found[2]}@{found[1].lower()}.dfs.{_SUFFIX}{found[3]}" if found else text
+    match = _URL.fullmatch(text)
+    return f"abfss://{match[2]}@{match[1].lower()}.dfs.{_SUFFIX}{match[3]}" if match else text
 
 
 def account_in_authority(authority: str) -> str | None:

@@ -101,9 +101,9 @@ def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | Non
     for version in old:
         gone = [] if live is None else sorted(_removed_files(log, version) - live)
         deleted += _delete(log.store, [*gone, log_path(version)])
-    for found in (listing.checkpoints, listing.others):
-        for version in sorted(version for version in found if version < base):
-            deleted += _delete(log.store, found[version])
+    for paths in (listing.checkpoints, listing.others):
+        for version in sorted(version for version in paths if version < base):
+            deleted += _delete(log.store, paths[version])
     return deleted
 
 
@@ -173,9 +173,9 @@ def delete_orphans(
     before. A writer writes its file after it read the table, so nobody can name these files later.
     This does not depend on clocks.
     """
-    found = _found_before(log.store) if orphans else set()
-    deleted = _delete(log.store, sorted(orphans & found))
-    if new := sorted(orphans - found):
+    known = _found_before(log.store) if orphans else set()
+    deleted = _delete(log.store, sorted(orphans & known))
+    if new := sorted(orphans - known):
         log.transact(lambda state: (conflict(state), None))
         log.store.write(_FOUND, json.dumps(new).encode())
     return deleted

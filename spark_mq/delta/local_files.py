@@ -109,8 +109,8 @@ class LocalBackend:
 
     def stat(self, path: str) -> FileInfo | None:
         with _ignore_no_file():
-            found = os.stat(self._full(path))
-            return _info(path, found) if _is_file(found) else None
+            status = os.stat(self._full(path))
+            return _info(path, status) if _is_file(status) else None
         return None
 
     def list(self, folder: str) -> Iterator[FileInfo]:
@@ -234,9 +234,9 @@ class LocalBackend:
     def _found(self, folder: str, entry: os.DirEntry[str]) -> Iterator[FileInfo]:
         # Another process may delete the file between the listing and this call.
         with _ignore_no_file():
-            found = entry.stat()
-            if _is_file(found):
-                yield _info(_below(folder, entry.name), found)
+            status = entry.stat()
+            if _is_file(status):
+                yield _info(_below(folder, entry.name), status)
 
     def _write_temporary(self, full: str, data: bytes | memoryview, sync: bool) -> tuple[str, str]:
         folder = os.path.dirname(full)
@@ -313,13 +313,13 @@ def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _is_file(found: os.stat_result) -> bool:
-    return (found.st_mode & 0o170000) == 0o100000
+def _is_file(status: os.stat_result) -> bool:
+    return (status.st_mode & 0o170000) == 0o100000
 
 
-def _info(path: str, found: os.stat_result) -> FileInfo:
-    etag = f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
-    return FileInfo(path, found.st_size, found.st_mtime_ns / 1e9, etag)
+def _info(path: str, status: os.stat_result) -> FileInfo:
+    etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+    return FileInfo(path, status.st_size, status.st_mtime_ns / 1e9, etag)
 
 
 @contextlib.contextmanager

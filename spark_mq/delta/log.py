@@ -161,9 +161,9 @@ class DeltaLog(LogFollower):
     def foreign_commit(self, version: int, operation_id: str) -> Commit | None:
         """Return a number's commit, None if it is that operation's. Raise FileNotFoundError."""
         try:
-            found = self.read_commit(version)
-            if found.operation_id != operation_id:
-                return found
+            commit = self.read_commit(version)
+            if commit.operation_id != operation_id:
+                return commit
             self.store.sync(log_path(version))  # the put has failed, perhaps at its own sync
         except FileNotFoundError:
             raise

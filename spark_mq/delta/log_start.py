@@ -75,7 +75,7 @@ def listed_checkpoint(store: ObjectStore) -> list[str] | None:
 
 def _newest_checkpoint(store: ObjectStore) -> tuple[list[str] | None, bool]:
     """Return the newest complete checkpoint, and whether any commit exists."""
-    found: dict[int, list[str]] = {}
+    by_version: dict[int, list[str]] = {}
     any_commit = False
     for info in store.list(LOG_FOLDER):
         name = info.path.rpartition("/")[2]
@@ -83,10 +83,10 @@ def _newest_checkpoint(store: ObjectStore) -> tuple[list[str] | None, bool]:
         if version < 0:
             continue
         if ".checkpoint." in name and name.endswith(".parquet"):
-            found.setdefault(version, []).append(info.path)
+            by_version.setdefault(version, []).append(info.path)
         any_commit |= name[20:] == ".json"
-    complete = [version for version, paths in found.items() if _is_complete(paths)]
-    return (found[max(complete)] if complete else None), any_commit
+    complete = [version for version, paths in by_version.items() if _is_complete(paths)]
+    return (by_version[max(complete)] if complete else None), any_commit
 
 
 def _is_complete(paths: list[str]) -> bool:
@@ -214,7 +214,7 @@ def read_ahead(store: ObjectStore, version: int, count: int) -> list[Commit]:
         texts = list(pool.map(text, range(version, version + count)))
     there = texts[: texts.index(None)] if None in texts else texts
     return [
-        parse_commit(version + at, found, store.root)
-        for at, found in enumerate(there)
-        if found is not None
+        parse_commit(version + at, text, store.root)
+        for at, text in enumerate(there)
+        if text is not None
     ]

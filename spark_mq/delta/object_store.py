@@ -257,8 +257,8 @@ def canonical_path(path: str, options: Mapping[str, str] | None = None) -> str:
 
 def canonical_uri(path: str, options: Mapping[str, str] | None = None) -> str:
     """Return one text for all spellings of a URI, as :func:`canonical_path`, or a local path."""
-    scheme, found, rest = path.partition("://")
-    if not found:
+    scheme, separator, rest = path.partition("://")
+    if not separator:
         return path
     scheme, (authority, _, folder) = scheme.lower(), rest.partition("/")
     provider = PROVIDERS.get(scheme)
@@ -280,8 +280,8 @@ def is_data_path(path: str) -> bool:
 
 
 def _checked_uri(uri: str, option: str) -> str:
-    found = _SCHEME.match(uri)
-    scheme = found[1].lower() if found else ""
+    match = _SCHEME.match(uri)
+    scheme = match[1].lower() if match else ""
     shown = _PASSWORD.sub("", uri.partition("?")[0])
     if _PASSWORD.search(uri):
         raise InvalidOption(

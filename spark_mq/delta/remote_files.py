@@ -67,8 +67,8 @@ class RemoteBackend:
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self._credentials: Any = None  # what gives current ones, if they expire
         if is_in_catalog(root):
-            found = integration("catalog").locate(root, options, os.environ)
-            root, self._credentials = found.url, found.credentials
+            located = integration("catalog").locate(root, options, os.environ)
+            root, self._credentials = located.url, located.credentials
         parts = urlsplit(root)
         self._secrets = _secrets(options)
         # Decoded, because delta-rs decodes the path of a root, too.
@@ -98,21 +98,23 @@ class RemoteBackend:
 
     def list(self, folder: str) -> Iterator[FileInfo]:
         try:
-            found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
+            listing = self._call(
+                folder, lambda s, full: obstore.list_with_delimiter(s, full or None)
+            )
         except FileNotFoundError:
             return iter(())
-        return (self._info(meta) for meta in found["objects"])
+        return (self._info(meta) for meta in listing["objects"])
 
     def folders(self, folder: str) -> Sequence[str]:
-        found = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
-        return [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+        listing = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
+        return [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
 
     def delete_empty_folders(self, names: Iterable[str]) -> None:
         """Do nothing. An object store has no folders."""
 
     def list_all(self, folder: str) -> Iterator[FileInfo]:
-        found = self._call(folder, lambda s, full: obstore.list(s, full or None).collect())
-        return (self._info(meta) for meta in found)
+        objects = self._call(folder, lambda s, full: obstore.list(s, full or None).collect())
+        return (self._info(meta) for meta in objects)
 
     def write(self, path: str, data: bytes | memoryview, *, sync: bool = True) -> None:
         view = _bytes_of(data)
@@ -145,8 +147,8 @@ class RemoteBackend:
         """Return the size of a file and its last bytes, by one request if possible."""
 
         def last(s: Any, full: str) -> tuple[int, bytes]:
-            found = obstore.get(s, full, options={"range": {"suffix": _TAIL}})
-            return found.meta["size"], found.bytes().to_bytes()
+            answer = obstore.get(s, full, options={"range": {"suffix": _TAIL}})
+            return answer.meta["size"], answer.bytes().to_bytes()
 
         try:
             return self._call(path, last)
@@ -327,8 +329,8 @@ def _secrets(options: Mapping[str, str]) -> list[str]:
     """Return the secrets that an error text may contain, longest first."""
     names = {**{k: v for k, v in os.environ.items() if _bare_provider(k)}, **options}
     given = secret_values(names)
-    found = given | {quote(value, safe="") for value in given}
-    return sorted((value for value in found if len(value) > 3), key=len, reverse=True)
+    secrets = given | {quote(value, safe="") for value in given}
+    return sorted((value for value in secrets if len(value) > 3), key=len, reverse=True)
 
 
 def _bare_provider(name: str) -> bool:

@@ -154,8 +154,8 @@ def _present(batch: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
     """Return the rows that have an action."""
     column = batch.column(name)
     there = pc.is_valid(pc.struct_field(column, _REQUIRED[name]))
-    found: list[dict[str, Any]] = column.filter(there).to_pylist()
-    return found
+    present: list[dict[str, Any]] = column.filter(there).to_pylist()
+    return present
 
 
 def _loaded(row: Mapping[str, Any]) -> AddFile:

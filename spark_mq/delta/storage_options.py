@@ -163,7 +163,7 @@ def store_options(
     account: str | None = None,  # of Azure, as the root names it
 ) -> StoreOptions:
     """Sort storage options into groups of obstore. Raise InvalidOption, which shows no value."""
-    provider, found, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
+    provider, wanted, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
     around = environment or {}
     for name, given, value in _parts(provider, options):
         place = _place(provider, given)
@@ -171,33 +171,33 @@ def store_options(
             continue
         group, key = place
         setting = _value(name, group, key, value)
-        target = getattr(found, group)
+        target = getattr(wanted, group)
         if target.get(key, setting) != setting:
             raise _invalid(name, f"{names[place]} gives another value. Remove one of them")
         target[key], names[place] = setting, name
     if provider == "azure":
         low = {name.lower(): text for name, text in around.items() if text}
-        _check_account(found.config, names, account)
+        _check_account(wanted.config, names, account)
         if account is None and not any(
-            key in found.config or _from(low, key) is not None for key in _ACCOUNT
+            key in wanted.config or _from(low, key) is not None for key in _ACCOUNT
         ):
-            _add_connection_string(found, around)
-        _check_emulator(found.config, names, low)
-    _add_environment(provider, found.client_options, around)
+            _add_connection_string(wanted, around)
+        _check_emulator(wanted.config, names, low)
+    _add_environment(provider, wanted.client_options, around)
     if environment is not None:
-        _check_http(provider, found, names, around)
-    return StoreOptions(found.config, found.client_options, _nested(found.retry_config))
+        _check_http(provider, wanted, names, around)
+    return StoreOptions(wanted.config, wanted.client_options, _nested(wanted.retry_config))
 
 
 def secret_values(options: Mapping[str, Any]) -> set[str]:
     """Return the values of options that must not be shown, and the parts of those."""
-    found = set()
+    secrets = set()
     for name, value in options.items():
         if is_secret(name):
-            found.add(str(value))
+            secrets.add(str(value))
             if _CONNECTION in name.lower():
-                found.update(_SECRET_PARTS.findall(str(value)))
-    return found
+                secrets.update(_SECRET_PARTS.findall(str(value)))
+    return secrets
 
 
 def account_name(
@@ -240,13 +240,13 @@ def _connection(name: str, text: str) -> dict[str, str]:
     raise _invalid(name, cause)  # outside the except block, whose error might show the text
 
 
-def _add_connection_string(found: StoreOptions, environment: Mapping[str, str]) -> None:
+def _add_connection_string(wanted: StoreOptions, environment: Mapping[str, str]) -> None:
     if text := environment.get(_CONNECTION_VARIABLE):  # other tools of Azure read it, too
         parts = _connection(_CONNECTION_VARIABLE, text)
         for name in _CLIENT.keys() & parts.keys():
-            found.client_options.setdefault(name, parts.pop(name))
+            wanted.client_options.setdefault(name, parts.pop(name))
         for name, value in parts.items():
-            found.config.setdefault(name, value)
+            wanted.config.setdefault(name, value)
 
 
 def _from(low: Mapping[str, str], key: str) -> str | None:
@@ -363,16 +363,16 @@ def _add_environment(
     # those with the long prefix of Azure.
     prefixes = _PREFIXES[provider]
     low = {name.lower(): value for name, value in environment.items()}
-    found = {n: _bare(provider, n) for n in low if n.startswith(prefixes)}
-    found = {name: bare for name, bare in found.items() if bare in _CLIENT}
-    if client or any(name.startswith(prefixes[:-1]) for name in found):
-        for name, bare in found.items():
+    client_names = {n: _bare(provider, n) for n in low if n.startswith(prefixes)}
+    client_names = {name: bare for name, bare in client_names.items() if bare in _CLIENT}
+    if client or any(name.startswith(prefixes[:-1]) for name in client_names):
+        for name, bare in client_names.items():
             client.setdefault(bare, low[name])
 
 
 def _check_http(
     provider: str,
-    found: StoreOptions,
+    wanted: StoreOptions,
     names: Mapping[tuple[str, str], str],
     environment: Mapping[str, str],
 ) -> None:
@@ -382,14 +382,14 @@ def _check_http(
         for name, text in environment.items()
         if text and name.lower().startswith(_PREFIXES[provider])
     }
-    allowed = found.client_options.get("allow_http") or around.get("allow_http", ("", ""))[1]
+    allowed = wanted.client_options.get("allow_http") or around.get("allow_http", ("", ""))[1]
     if allowed.lower() in _TRUE:
         return
     for bare, key in _CONFIG[provider].items():
         if key not in ("endpoint", "base_url"):
             continue
         name, text = around.get(bare, ("", ""))
-        if given := found.config.get(key):
+        if given := wanted.config.get(key):
             name, text = names.get(("config", key), _CONNECTION_VARIABLE), given
         if text.lower().startswith("http://"):
             raise _invalid(

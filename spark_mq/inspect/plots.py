@@ -150,7 +150,7 @@ class QueuePlots:
         ]
         greatest = max([*oldest.values(), *(age for *_, line in lines for age in line.values())],
                        default=0.0)  # fmt: skip
-        unit, seconds = next((one for one in _UNITS if greatest >= 2 * one[1]), _UNITS[-1])
+        unit, seconds = next((unit for unit in _UNITS if greatest >= 2 * unit[1]), _UNITS[-1])
         axes, length = _new_axes(ax), _timedelta("every", every)
         colours = {name: f"C{number}" for number, name in enumerate(names)}
         for name, part, style, line in lines:

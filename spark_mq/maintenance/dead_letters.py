@@ -221,7 +221,7 @@ def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:
         rows = reader.try_read(*(piece for piece, _ in part))
     except (OSError, pa.ArrowException) as error:
         if len(part) > 1:  # find the slice that cannot be read
-            return pa.concat_tables([_dead_rows(reader, [one]) for one in part])
+            return pa.concat_tables([_dead_rows(reader, [letter]) for letter in part])
         piece, why = part[0]
         reason = unreadable_reason(
             reader.files, piece.path, error, lambda files: MessageReader(files).try_read(piece)

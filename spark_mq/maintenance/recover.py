@@ -276,7 +276,7 @@ def _lost(
     done = rows.filter(pc.equal(rows["event"], event))
     if not to_others:  # a redrive to another queue has a reason, which names it
         done = done.filter(pc.invert(pc.fill_null(goes_to_other(done["reason"]), False)))
-    ids = [one for one in pc.unique(done["lease_id"]).to_pylist() if one is not None]
+    ids = [lease_id for lease_id in pc.unique(done["lease_id"]).to_pylist() if lease_id is not None]
     lost = [
         lease_id for lease_id in ids if all_lost or transfer.target.last_number(lease_id) is None
     ]

@@ -129,7 +129,7 @@ class _Function(Repair):
 
     def columns(self, letters: pa.Table) -> Mapping[str, pa.Array]:
         given = letters.select([*CHANGED, *_KEPT, *_COUNTS])
-        rows = [self._row(one) for one in given.to_pylist()]
+        rows = [self._row(letter) for letter in given.to_pylist()]
         columns: dict[str, pa.Array] = {
             name: pa.array([row[name] for row, _ in rows], FILE_SCHEMA.field(name).type)
             for name in CHANGED

@@ -105,9 +105,9 @@ def mostly_differ(keys: pa.Array | pa.ChunkedArray) -> bool:
 def _hashed(keys: pa.Array, lanes: int) -> pa.Array:
     """Return the lane of each key. No key may be null."""
     hashes = array("I", map(crc32, keys.cast(pa.binary()).to_pylist()))
-    found = pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)])
-    whole = pc.multiply(pc.divide(found, lanes), lanes)
-    return pc.subtract(found, whole).cast(pa.int32())
+    numbers = pa.Array.from_buffers(pa.uint32(), len(hashes), [None, pa.py_buffer(hashes)])
+    whole = pc.multiply(pc.divide(numbers, lanes), lanes)
+    return pc.subtract(numbers, whole).cast(pa.int32())
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -157,14 +157,14 @@ def _read_runs(
             return [(layout.number(0, None), rows)] if rows else []
         shared = [name for name in present if name == "key"]
         file = pq.ParquetFile(raw, metadata=footer.metadata, read_dictionary=shared)
-        found: list[tuple[int, int]] = []
+        merged: list[tuple[int, int]] = []
         for batch in file.iter_batches(_BATCH_ROWS, columns=present):
             runs = pc.run_end_encode(_numbers(pa.table(batch), layout))
             for number, rows in _counted(runs):
-                if found and found[-1][0] == number:
-                    rows += found.pop()[1]
-                found.append((number, rows))
-        return found
+                if merged and merged[-1][0] == number:
+                    rows += merged.pop()[1]
+                merged.append((number, rows))
+        return merged
 
 
 def read_delivery_times(files: ObjectStore, path: str) -> DeliveryTimes | None:

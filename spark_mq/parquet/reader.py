@@ -239,15 +239,15 @@ def verify_slice(
     """Yield the pieces of a slice, each with its damage or None. Raise OSError."""
     reader = MessageReader(files)
     try:
-        found = reader.row_count(piece.path)
+        stored_rows = reader.row_count(piece.path)
         parts = list(reader.split_by_row_group(piece)) if whole else []
     except (OSError, pa.ArrowException) as error:
         path = piece.path
         yield piece, unreadable_reason(files, path, error, partial(_split, piece=piece))
         return
     if not whole:
-        why = f"data file {piece.path} has {found} rows, and {rows} by its commit"
-        yield piece, None if found >= rows else why
+        why = f"data file {piece.path} has {stored_rows} rows, and {rows} by its commit"
+        yield piece, None if stored_rows >= rows else why
         return
     for part in parts:
         try:

@@ -28,19 +28,19 @@ def match_rows(files: ObjectStore, piece: FileSlice, wanted: Mapping[str, Any]) 
     The rows of a damaged row group count as matching, so its payload is treated as in any group.
     """
     columns = [name for name in _COLUMNS if name != "headers" or HEADER in wanted]
-    reader, found = MessageReader(files, columns), list[pa.Array]()
+    reader, masks = MessageReader(files, columns), list[pa.Array]()
 
     def read(store: ObjectStore, part: FileSlice) -> pa.Table:
-        one = reader if store is files else MessageReader(store, columns)
-        return one.try_read(part)
+        own = reader if store is files else MessageReader(store, columns)
+        return own.try_read(part)
 
     for part in reader.split_by_row_group(piece):
         rows = read_unless_damaged(files, piece.path, partial(read, part=part))
         if rows is None:
-            found.append(pa.repeat(pa.scalar(True), part.rows))
+            masks.append(pa.repeat(pa.scalar(True), part.rows))
         else:
-            found.append(matching_rows(rows, wanted))
-    return _runs(pa.chunked_array(found, pa.bool_()).combine_chunks())
+            masks.append(matching_rows(rows, wanted))
+    return _runs(pa.chunked_array(masks, pa.bool_()).combine_chunks())
 
 
 def matching_rows(rows: pa.Table, wanted: Mapping[str, Any]) -> pa.Array:
@@ -58,9 +58,9 @@ def matching_rows(rows: pa.Table, wanted: Mapping[str, Any]) -> pa.Array:
 
 def _has_value(headers: pa.Array, name: str, values: list[str]) -> pa.Array:
     """Return for each row whether one header of a name has one of some values."""
-    found = pc.map_lookup(headers, name, "all")
-    right = pc.is_in(pc.list_flatten(found), pa.array(values, pa.string()))
-    rows = pc.list_parent_indices(found).filter(right)
+    given = pc.map_lookup(headers, name, "all")
+    right = pc.is_in(pc.list_flatten(given), pa.array(values, pa.string()))
+    rows = pc.list_parent_indices(given).filter(right)
     return pc.is_in(pa.arange(0, len(headers)), rows)
 
 

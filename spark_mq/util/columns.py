@@ -27,13 +27,13 @@ def to_arrow(numbers: array[int]) -> pa.Array:
 
 def to_array(numbers: pa.Array | pa.ChunkedArray) -> array[int]:
     """Return a column of whole numbers or instants as an array. Nulls become 0."""
-    found = array("q")
+    values = array("q")
     chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
     for chunk in chunks:
         whole = pc.fill_null(chunk.cast(pa.int64()), 0)
-        values = memoryview(whole.buffers()[1])
-        found.frombytes(values[whole.offset * _BYTES : (whole.offset + len(whole)) * _BYTES])
-    return found
+        view = memoryview(whole.buffers()[1])
+        values.frombytes(view[whole.offset * _BYTES : (whole.offset + len(whole)) * _BYTES])
+    return values
 
 
 def sort_rows(table: pa.Table, *names: str, descending: bool = False) -> pa.Table:

@@ -173,8 +173,8 @@ def _pattern(signs: tuple[bool, ...]) -> re.Pattern[str]:
     return re.compile(f"{_START}(?:{parts})", re.IGNORECASE)
 
 
-def _placeholder(found: re.Match[Any]) -> str:
-    name = found.lastgroup or ""
+def _placeholder(match: re.Match[Any]) -> str:
+    name = match.lastgroup or ""
     if name == "code":
-        return str(found[0])
+        return str(match[0])
     return _SHOWN.get(name, f"<{name}>")

@@ -69,14 +69,14 @@ def load_named(
         raise wrong(f"there is no file {where}")
     sys.path.insert(0, str(folder_of(text)))
     try:
-        found = load(Path(where).stem if where.endswith(".py") else where)
+        module = load(Path(where).stem if where.endswith(".py") else where)
     except ImportError as error:
         raise wrong(f"the module cannot be imported ({error})") from error
     except SystemExit as error:
         raise wrong(f"its import raised {describe_error(error)}") from error
-    if not hasattr(found, name):
-        raise wrong(f"{found.__file__} has no {kind} {name!r}")
-    return getattr(found, name)
+    if not hasattr(module, name):
+        raise wrong(f"{module.__file__} has no {kind} {name!r}")
+    return getattr(module, name)
 
 
 def folder_of(handler: str) -> Path:

@@ -84,7 +84,7 @@ class OnePerKey(Generic[_K, _V]):
 
     def get(self, key: _K) -> _V:
         with self._guard.lock:
-            found = self._found.get(key)
-            if found is None:
-                found = self._found[key] = self._make(key)
-            return found
+            value = self._found.get(key)
+            if value is None:
+                value = self._found[key] = self._make(key)
+            return value

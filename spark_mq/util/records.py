@@ -71,13 +71,13 @@ def _visible(text: str) -> str:
     """Return a text without characters that hide or reorder others. Lines and tabs stay."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" else "�" for one in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
 def rows_html(rows: Iterable[Any], columns: Sequence[str] | None = None, title: str = "") -> str:
     """Return mappings or dataclasses as a table. Default: the columns with a value in some row."""
-    found = [_mapping(row) for row in rows]
-    return str(_macro("rows")(title, columns, found[:MAX_ROWS], len(found) - MAX_ROWS))
+    mappings = [_mapping(row) for row in rows]
+    return str(_macro("rows")(title, columns, mappings[:MAX_ROWS], len(mappings) - MAX_ROWS))
 
 
 def table_html(table: pa.Table, title: str = "") -> str:
@@ -114,12 +114,13 @@ def _text(value: Any, name: str) -> str:  # noqa: PLR0911 - one line for each ki
         case timedelta():
             return show_duration(_rounded(value))
         case Mapping():
-            return ", ".join(f"{key}: {show(one, str(key))}" for key, one in value.items()) or "-"
+            return ", ".join(f"{key}: {show(item, str(key))}" for key, item in value.items()) or "-"
         case (int(first), int(last)) if isinstance(value, tuple):  # of message sequences
             return f"{first} to {last}"
         case list() | tuple():
             # Whole numbers in a list are sequences.
-            return ", ".join(str(one) if type(one) is int else show(one) for one in value) or "-"
+            shown = (str(item) if type(item) is int else show(item) for item in value)
+            return ", ".join(shown) or "-"
         case None | datetime() | int() | float():
             return show_cell(value, name)
         case _:
@@ -161,8 +162,8 @@ def _side(value: Any) -> str:
 
 def _sides(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
     """Return the side of each column, which a number in some row decides."""
-    found = {name: {_side(row.get(name)) for row in rows} for name in names}
-    return {name: "right" if "right" in sides else "left" for name, sides in found.items()}
+    seen = {name: {_side(row.get(name)) for row in rows} for name in names}
+    return {name: "right" if "right" in sides else "left" for name, sides in seen.items()}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -174,7 +175,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _mapping(row: Any) -> Mapping[str, Any]:
     if _is_record(row):
-        return {one.name: getattr(row, one.name) for one in fields(row)}
+        return {field.name: getattr(row, field.name) for field in fields(row)}
     mapping: Mapping[str, Any] = row
     return mapping
 
@@ -279,19 +280,19 @@ def with_attributes(owner: type[T], texts: Mapping[str, str]) -> type[T]:
 
 def to_table(rows: Sequence[Any]) -> pa.Table:
     """Return dataclasses of one kind as a table. Without rows it has no columns."""
-    names = [one.name for one in fields(rows[0])] if rows else []
+    names = [field.name for field in fields(rows[0])] if rows else []
     return pa.table({name: _column([getattr(row, name) for row in rows]) for name in names})
 
 
 def _column(values: list[Any]) -> pa.Array:
     known = next((value for value in values if value is not None), None)
     if isinstance(known, Mapping):
-        pairs = [None if one is None else list(one.items()) for one in values]
+        pairs = [None if mapping is None else list(mapping.items()) for mapping in values]
         return pa.array(pairs, pa.map_(pa.string(), pa.string()))
     if isinstance(known, datetime):
         return pa.array(values, pa.timestamp("us", tz="UTC"))
     if isinstance(known, tuple):
-        return pa.array([None if one is None else list(map(_plain, one)) for one in values])
+        return pa.array([None if items is None else list(map(_plain, items)) for items in values])
     return pa.array(values)
 
 

@@ -21,7 +21,7 @@ def show_sequence(number: int) -> str:
 
 def number_in(text: str) -> str:
     """Return a sequence that is written as version:row as digits. Other texts stay."""
-    found = _PLACE.fullmatch(text)
-    if found is None or int(found[2]) >= _ROWS_OF_VERSION:
+    match = _PLACE.fullmatch(text)
+    if match is None or int(match[2]) >= _ROWS_OF_VERSION:
         return text
-    return str(int(found[1]) * _ROWS_OF_VERSION + int(found[2]))
+    return str(int(match[1]) * _ROWS_OF_VERSION + int(match[2]))

@@ -198,17 +198,17 @@ class Growth(Kind):
         given = value.split(",") if isinstance(value, str) else value
         if not isinstance(given, list | tuple) or not given:
             raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
-        return tuple(Duration(zero=True).check(name, _stripped(one)) for one in given)
+        return tuple(Duration(zero=True).check(name, _stripped(duration)) for duration in given)
 
     def encode(self, value: str | tuple[timedelta, ...]) -> str | list[int]:
-        return value if isinstance(value, str) else [one // MICROSECOND for one in value]
+        return value if isinstance(value, str) else [duration // MICROSECOND for duration in value]
 
     def show(self, value: str | tuple[timedelta, ...]) -> str:
         return value if isinstance(value, str) else ", ".join(map(show_duration, value))
 
 
-def _stripped(one: Any) -> Any:
-    return one.strip() if isinstance(one, str) else one
+def _stripped(given: Any) -> Any:
+    return given.strip() if isinstance(given, str) else given
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Texts(Kind):
     decode = tuple
 
     def check(self, name: str, value: Any) -> tuple[str, ...]:
-        return tuple(validate_text(name, one) for one in value)
+        return tuple(validate_text(name, text) for text in value)
 
     def encode(self, value: tuple[str, ...]) -> list[str]:
         return list(value)
@@ -291,7 +291,7 @@ class Rates(Kind):
 
     @property
     def values(self) -> str:
-        return f"a rate, such as {', '.join(f'`{one}`' for one in self._examples)}"
+        return f"a rate, such as {', '.join(f'`{example}`' for example in self._examples)}"
 
     @property
     def _examples(self) -> tuple[str, ...]:
@@ -332,12 +332,13 @@ class Weights(Kind):
 
     def check(self, name: str, value: Any) -> dict[str, float]:
         if isinstance(value, str):
-            value = dict(one.strip().rpartition("=")[::2] for one in value.split(","))
+            value = dict(pair.strip().rpartition("=")[::2] for pair in value.split(","))
         named = isinstance(value, Mapping) and "" not in value
         if not named or not 0 < len(value) <= self.most:
             raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
         return {
-            validate_text(name, key): self._weight(name, key, one) for key, one in value.items()
+            validate_text(name, key): self._weight(name, key, weight)
+            for key, weight in value.items()
         }
 
     def _weight(self, name: str, key: str, value: Any) -> float:
@@ -422,8 +423,8 @@ def setting(
     """
     clean = None if default is None else kind.check("default", default)
     may_be_none = default is None if optional is None else optional
-    found = Setting(kind, clean, doc, may_be_none, fixed, argument)
-    return field(default=clean, compare=argument, metadata={"setting": found})
+    described = Setting(kind, clean, doc, may_be_none, fixed, argument)
+    return field(default=clean, compare=argument, metadata={"setting": described})
 
 
 def settings_of(owner: type[Any]) -> Mapping[str, Setting]:
@@ -433,13 +434,13 @@ def settings_of(owner: type[Any]) -> Mapping[str, Setting]:
 
 @cache
 def _settings(owner: Any) -> Mapping[str, Setting]:
-    found = {one.name: one.metadata.get("setting") for one in fields(owner)}
-    return {name: replace(one, name=name) for name, one in found.items() if one is not None}
+    named = {field.name: field.metadata.get("setting") for field in fields(owner)}
+    return {name: replace(each, name=name) for name, each in named.items() if each is not None}
 
 
 def parse_settings(texts: Mapping[str, str], *owners: type[Any]) -> dict[str, Any]:
     """Return the settings that a person typed. An unknown one stays text, and is refused later."""
-    known = {name: one for owner in owners for name, one in settings_of(owner).items()}
+    known = {name: each for owner in owners for name, each in settings_of(owner).items()}
     return {
         name: known[name].parse(text) if name in known else text for name, text in texts.items()
     }
@@ -447,12 +448,12 @@ def parse_settings(texts: Mapping[str, str], *owners: type[Any]) -> dict[str, An
 
 def documented(owner: type[_T]) -> type[_T]:
     """Describe the settings of a dataclass in its docstring."""
-    return with_attributes(owner, {n: _described(one) for n, one in settings_of(owner).items()})
+    return with_attributes(owner, {n: _document(each) for n, each in settings_of(owner).items()})
 
 
-def _described(one: Setting) -> str:
-    default = f" Default: {one.shown_default}." if one.argument else ""
-    return f"{one.doc}{default}".replace("`", "``")
+def _document(setting: Setting) -> str:
+    default = f" Default: {setting.shown_default}." if setting.argument else ""
+    return f"{setting.doc}{default}".replace("`", "``")
 
 
 class Settings(Record):
@@ -478,7 +479,7 @@ class Settings(Record):
     def encoded(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them, with durations in microseconds."""
         known = settings_of(type(self))
-        own = {name: one.encode(getattr(self, name)) for name, one in known.items()}
+        own = {name: kind.encode(getattr(self, name)) for name, kind in known.items()}
         return own | {name: getattr(self, name).encoded() for name in self.nested}
 
     @classmethod
@@ -504,14 +505,14 @@ class Settings(Record):
                 path=path,
                 features=[],
             ) from error
-        others = {name: one.decoded(data.get(name)) for name, one in cls.nested.items()}
+        others = {name: owner.decoded(data.get(name)) for name, owner in cls.nested.items()}
         return cls(**own, **others)
 
     def changes(self, after: Self) -> str:
         """Return the settings that differ `after`, with their new values, for people."""
-        pairs = ((one, getattr(after, name)) for name, one in settings_of(type(self)).items())
+        known = ((each, getattr(after, name)) for name, each in settings_of(type(self)).items())
         return ", ".join(
-            f"{one.name}={one.show(value)}"
-            for one, value in pairs
-            if value != getattr(self, one.name)
+            f"{each.name}={each.show(value)}"
+            for each, value in known
+            if value != getattr(self, each.name)
         )

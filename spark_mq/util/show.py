@@ -128,7 +128,7 @@ def show_bars(values: Iterable[float]) -> str:
     given = list(values)
     most = max(given, default=0)
     steps = len(_BARS) - 1
-    return "".join(_BARS[math.ceil(steps * max(0, one) / most) if most > 0 else 0] for one in given)
+    return "".join(_BARS[math.ceil(steps * max(0, n) / most) if most > 0 else 0] for n in given)
 
 
 def show_value(value: bytes | None, limit: int = _SHOWN_CHARACTERS) -> str:
@@ -144,13 +144,13 @@ def show_change(before: bytes | None, after: bytes | None) -> tuple[str, str]:
     """Return two payloads as text from a little before the place where they differ."""
     if before is None or after is None:
         return show_value(before), show_value(after)
-    old, new = (one.decode("utf-8", "replace") for one in (before, after))
+    old, new = (text.decode("utf-8", "replace") for text in (before, after))
     pairs = enumerate(zip(old, new, strict=False))
-    changed = next((n for n, (one, other) in pairs if one != other), min(len(old), len(new)))
+    changed = next((n for n, (left, right) in pairs if left != right), min(len(old), len(new)))
     start = max(0, changed - _BEFORE_CHANGE)
     if start == 0 or max(len(old), len(new)) <= _SHOWN_CHARACTERS:
         return show_value(before), show_value(after)
-    shown = [f"...{show_value(one[start:].encode())}" for one in (old, new)]
+    shown = [f"...{show_value(text[start:].encode())}" for text in (old, new)]
     return shown[0], shown[1]
 
 
@@ -161,7 +161,7 @@ def show_name(name: str) -> str:
 
 def printable(text: str) -> str:
     """Return a text without control characters, which could steer a terminal."""
-    return "".join(one if one.isprintable() else "�" if one != "\n" else " " for one in text)
+    return "".join(c if c.isprintable() else "�" if c != "\n" else " " for c in text)
 
 
 def bounded(value: Any) -> Any:
@@ -218,7 +218,7 @@ def json_line(value: Any, *, ascii: bool = False) -> str:
     if text.isprintable():
         return text
     # A terminal may show the line, so what could steer it is escaped, as JSON allows.
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _plain(value: Any) -> Any:
@@ -226,9 +226,9 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | range):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     convert = next((_JSON[kind] for kind in _JSON if isinstance(value, kind)), None)
     return value if convert is None else convert(value)
 

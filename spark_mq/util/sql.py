@@ -147,14 +147,14 @@ class Expression:
         try:
             with interrupted_by(self._stop, self._connection):
                 sql = f"TRY({self._sql}\n)" if lenient else self._sql
-                found = self._relation(rows, sql).to_arrow_table().column(0).combine_chunks()
+                column = self._relation(rows, sql).to_arrow_table().column(0).combine_chunks()
         except self._error as error:
             if self.stopped:
                 return pa.nulls(rows.num_rows)
             raise FailsForMessage(problem_of(error)) from None
-        if len(found) != rows.num_rows:
+        if len(column) != rows.num_rows:
             raise self.refusal("it gives several values for a message")
-        return found
+        return column
 
     def _relation(self, rows: pa.Table, sql: str) -> Any:
         from duckdb import SQLExpression

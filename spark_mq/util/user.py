@@ -41,7 +41,7 @@ def act_as(user: str | None, call: Callable[[], T]) -> T:
     has a context of its own, because a Ctrl-C must not leave the name to later calls.
     """
     given = _USER.get() or _process_user() if user is None else user
-    name = "".join(one if one.isprintable() else "�" for one in given)[:MAX_LENGTH]
+    name = "".join(c if c.isprintable() else "�" for c in given)[:MAX_LENGTH]
     context = copy_context()
     context.run(_USER.set, name or None)
     return context.run(call)

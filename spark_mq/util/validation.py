@@ -99,7 +99,7 @@ _MAX_DURATION: Final = 100 * 365 * 86_400 * SECOND
 def short_repr(value: Any) -> str:
     """Return repr() of a value for error messages: short, and without payloads."""
     some = islice(value, 10) if isinstance(value, list | tuple | set | frozenset) else [value]
-    if any(is_message(one) or _may_be_payload(one) for one in some):
+    if any(is_message(item) or _may_be_payload(item) for item in some):
         return f"<{type(value).__name__}>"
     try:
         text = repr(value)
@@ -347,24 +347,24 @@ def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
 def suggest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word nearest to a misspelt one, or None if no word is near."""
     by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
 
 
 def parse_instant(name: str, text: str) -> datetime:
     """Return an instant with a zone, or raise InvalidOption."""
     try:
-        found = datetime.fromisoformat(text)
+        instant = datetime.fromisoformat(text)
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
+        instant = None
+    if instant is None or instant.tzinfo is None:
         raise InvalidOption(
             f"{name} {shorten(text, _MAX_SHOWN)} is not an instant: give one with a zone, as "
             "2026-01-31T12:00:00Z",
             option=name,
             value=text,
         )
-    return found
+    return instant
 
 
 def parse_until(name: str, text: str | None) -> datetime | str | None:
