@@ -14,6 +14,7 @@ import pyarrow as pa
 from commit_path import commit_path
 from curves.commits import Times, cycle
 from figures import Part, Result
+from publish_to_handler import publish_to_handler
 from session import session
 from single_messages import single_messages
 
@@ -138,5 +139,6 @@ PARTS: dict[str, Part] = {
     "commit-path": commit_path,
     "single-messages": single_messages,
     "buffered": buffered,
+    "publish-to-handler": publish_to_handler,
     "micro-batch": micro_batch,
 }

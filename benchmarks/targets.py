@@ -97,6 +97,11 @@ def workers() -> Iterator[Target]:
     yield Target("... least over most", 0.5, "", of(f"{eight}: {fair}"))
     yield Target("... longest wait", 1_000, "ms", of(f"{eight}: longest"), most=True)
 
+    news = "publish in one process to handler in another"
+    yield Target(f"{news}, p95", 30, "ms", of(f"{news}, p95"), most=True)
+    idle = of("a worker that waits for messages: CPU of a core")
+    yield Target("... CPU of a core while it waits", 1, "%", idle, most=True)
+
 
 def store() -> Iterator[Target]:
     for verb, goal in (("lease", 3), ("ack", 2), ("publish", 2)):

@@ -318,9 +318,9 @@ class ConsumerGroup(GroupViews):
         wait
             How long to wait for messages. Default: not at all.
         poll_interval
-            How soon a waiting call notices other processes. Default: 500 ms on a disk, and 2 s in
-            an object store, where a look costs two requests. It notices changes of this process
-            and of time at once.
+            How soon a waiting call notices other processes. Default: 500 ms on a disk, where it
+            notices new messages within a twenty-fifth of that, and 2 s in an object store, where a
+            look costs two requests. It notices changes of this process and of time at once.
         visibility_timeout
             How long the lease lasts. Default: the group's setting. Its messages are due again
             after the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
@@ -469,8 +469,9 @@ class ConsumerGroup(GroupViews):
             Ends the loop once it is set. Several workers may share it: the loop itself sets it only
             after a signal.
         poll_interval
-            How soon the loop notices other processes. Default: 500 ms on a disk, and 2 s in an
-            object store, where a look costs two requests. All groups of a queue share it.
+            How soon the loop notices other processes. Default: 500 ms on a disk, where it notices
+            new messages within a twenty-fifth of that, and 2 s in an object store, where a look
+            costs two requests. All groups of a queue share it.
         settle_linger
             With ``mode="message"``: how long a finished message may wait for others, to be settled
             together. Default: 100 ms.

@@ -17,7 +17,7 @@ from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
 from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
-from spark_mq.operations.pauses import Pauses
+from spark_mq.operations.pauses import Pauses, pauses_between_tries
 from spark_mq.operations.payloads import FileChecks, read_whole
 from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import SECOND
@@ -73,7 +73,7 @@ def wait_for_lease(
     clock = getattr(ledger.queue.clock, "notifier", None)  # of a clock that a test moves
     notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock)
     with subscribed(*filter(None, notifiers), event=wake) as changed:
-        pauses = Pauses(ledger, poll, changed)
+        pauses = pauses_between_tries(ledger, poll, changed)
         while True:
             try:
                 pauses.begin_try()

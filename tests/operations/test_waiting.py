@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.handles import again, lease
+from support.byte_store import ByteStore
+from support.handles import again, lease, until
 from support.limits import Limits
 from support.tables import context_of, group_ledger_of, messages_of, on_commands
 
@@ -209,6 +210,58 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
         assert waiter.lease is not None
         waiter.lease.ack()
     assert sorted(taken)[4] < 0.02
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Gets the commands of each try to lease."""
+    made = list[object]()
+
+    def note(run: Callable[[], list[Any]], commands: object) -> list[Any]:
+        made.append(commands)
+        return run()
+
+    on_commands(monkeypatch, note)
+    return made
+
+
+def test_a_publish_of_another_process_is_noticed_between_two_tries(
+    tmp_path: Path,
+    waiter_on: Callable[..., Waiter],
+    limits: Limits,
+    byte_store: ByteStore,
+    tries: list[object],
+) -> None:
+    """Another name of the folder stands for another process."""
+    queue = Queue.create(tmp_path / "queue")
+    (tmp_path / "name of another process").symlink_to(tmp_path / "queue")
+    other = Queue.open(tmp_path / "name of another process")
+    limits(looks_a_try=360_000)  # one each 10 ms
+    waiter = waiter_on(queue)
+    tries.clear()
+    looks = byte_store.paths("exists", of=messages_of(queue).files)
+    until(lambda: len(looks) >= 5)
+    assert not tries, "a look takes no turn to commit"
+    other.publish(["a"])
+    assert waiter.values() == [b"a"]
+    assert len(tries) == 1
+
+
+def test_a_look_that_fails_is_followed_by_a_try_which_says_why(
+    tmp_path: Path,
+    waiter_on: Callable[..., Waiter],
+    limits: Limits,
+    byte_store: ByteStore,
+    tries: list[object],
+) -> None:
+    queue = Queue.create(tmp_path / "queue")
+    limits(looks_a_try=360_000)
+    waiter = waiter_on(queue)
+    tries.clear()
+    byte_store.inject("exists", of=messages_of(queue).files, fail=PermissionError(13, "no"))
+    until(lambda: tries)
+    queue.publish(["a"])
+    assert waiter.values() == [b"a"]
 
 
 def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: ManualClock) -> None:
