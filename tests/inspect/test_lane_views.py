@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from spark_mq import GroupNotFound, InvalidOption, Message, Queue
+from spark_mq import InvalidOption, Message, Queue
 from spark_mq.inspect import LaneInfo
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
@@ -143,21 +143,6 @@ def test_hot_keys_are_those_of_the_first_unsettled_messages(make: Callable[..., 
     group.lease("w", max_messages=2).ack()
     assert {one.key: one.messages for one in group.hot_keys(3)} == {hot: 1, cold: 1}
     assert group.hot_keys(0) == []
-
-
-def test_bad_input_is_refused(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
-    group = queue.group("g").ensure()
-    for lane in (-1, LANES, "3", True):
-        with pytest.raises(InvalidOption, match="lanes 0 to 7"):
-            group.hot_keys(lane)
-    with pytest.raises(InvalidOption, match="by"):
-        group.lanes(by="name")
-    with pytest.raises(InvalidOption, match="top"):
-        group.lanes(0)
-    for look in (queue.group("never").lanes, queue.group("never").priorities):
-        with pytest.raises(GroupNotFound):
-            look()
 
 
 def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:

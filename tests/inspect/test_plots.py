@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from spark_mq import ConsumerGroup, Message, Queue
-from spark_mq.errors import GroupNotFound, InvalidOption
 from spark_mq.testing import ManualClock, memory_queue
 
 pytest.importorskip("matplotlib")
@@ -267,21 +266,6 @@ def test_a_plot_is_drawn_into_given_axes(queue: Queue) -> None:
     assert queue.plot.throughput(ax=both[0]) is both[0]
     assert queue.plot.ages(ax=both[1]) is both[1]
     assert plt.get_fignums() == [figure.number]
-
-
-def test_a_wrong_group_or_message_is_refused(queue: Queue) -> None:
-    queue.publish(["a"])
-    for draw in (queue.plot.lanes, lambda name: queue.plot.ages(group=name),
-                 lambda name: queue.plot.throughput(group=name)):  # fmt: skip
-        with pytest.raises(GroupNotFound, match="biling"):
-            draw("biling")
-    with pytest.raises(InvalidOption, match="message_id"):
-        queue.plot.life(message_id="other")
-    queue.group("g").ensure()
-    with pytest.raises(InvalidOption, match="top"):
-        queue.plot.lanes("g", top=1_000)
-    with pytest.raises(InvalidOption, match="since/every"):
-        queue.plot.ages(since="1000d", every="1s")
 
 
 @pytest.mark.parametrize("call", ["throughput()", "ages()", "lanes('g')", "life(sequence)"])

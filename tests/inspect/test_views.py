@@ -127,17 +127,6 @@ def test_a_message_is_found_by_key_and_by_id(queue: Queue) -> None:
     assert queue.find(message_id="none") == []
 
 
-@pytest.mark.parametrize("name", ["key", "message_id"])
-def test_a_key_or_an_id_that_is_no_text_is_refused(queue: Queue, name: str) -> None:
-    queue.publish([Message("a", key="7", message_id="7")])
-    wanted: dict[str, Any] = {name: 7}
-    group = queue.group().ensure()
-    looks: list[Callable[..., Any]] = [queue.find, queue.peek, queue.trace, group.peek]
-    for look in [*looks, queue.locate] if name == "message_id" else looks:
-        with pytest.raises(InvalidOption, match=f"{name}=7 is not text: give a str"):
-            look(**wanted)
-
-
 def test_a_message_that_cannot_be_read_is_shown_with_the_reason(
     delta_queue: Callable[..., Queue],
 ) -> None:

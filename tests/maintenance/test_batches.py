@@ -17,7 +17,6 @@ from support.tables import context_of, messages_of, on_publish
 
 from spark_mq import (
     BatchClosed,
-    GroupNotFound,
     InvalidOption,
     Message,
     Queue,
@@ -293,24 +292,6 @@ def test_closing_again_the_same_way_changes_nothing(queue: Queue, done: Queue) -
         queue.close_batch("b", to=queue)
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"batch_id": "a/b"}, InvalidOption),
-        ({"batch_id": 7}, InvalidOption),
-        ({"groups": []}, InvalidOption),
-        ({"groups": ["defautl"]}, GroupNotFound),
-        ({"to": "/nowhere/at/all"}, QueueNotFound),
-    ],
-)
-def test_a_bad_close_is_refused_and_changes_nothing(
-    queue: Queue, done: Queue, given: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        queue.close_batch(**{"batch_id": "b", "to": done, **given})
-    assert queue.batches() == []
-
-
 def test_a_queue_without_groups_closes_no_batch(make: Make, clock: ManualClock) -> None:
     queue = make()
     with pytest.raises(InvalidOption, match="has no groups"):
@@ -520,6 +501,7 @@ def test_an_old_complete_batch_is_removed_with_its_messages(make: Make, clock: M
     assert completed(queue) == ["b"]
 
 
+@pytest.mark.on_both_storages
 def test_a_missing_target_fails_the_sweep_and_is_tried_again(
     queue: Queue, done: Queue, clock: ManualClock
 ) -> None:

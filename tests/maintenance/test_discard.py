@@ -79,23 +79,13 @@ def test_letters_are_counted_by_group(queue: Queue) -> None:
     assert queue.discard_dead_letters(where="true").groups == {"billing": 2, "audit": 2}
 
 
-@pytest.mark.parametrize(
-    ("given", "reported"),
-    [
-        ({"where": "nope = 1"}, '"nope" not found'),
-        ({"where": "  "}, "it is empty"),
-        ({"where": None}, "where is missing"),
-        ({"where": "true", "before": -1}, "before=-1"),
-        ({"where": "CAST(error AS INT) = 7"}, "ConversionException for a message"),
-    ],
-)
-def test_what_cannot_be_discarded_is_refused_and_nothing_changes(
-    queue: Queue, limits: Limits, given: dict[str, Any], reported: str
+def test_a_condition_that_fails_at_a_later_letter_discards_nothing(
+    queue: Queue, limits: Limits
 ) -> None:
     limits(discard_chunk=1)
     with_dead(queue, ["7", "seven"])
-    with pytest.raises(InvalidOption, match=reported):
-        queue.discard_dead_letters(**given)
+    with pytest.raises(InvalidOption, match="ConversionException for a message"):
+        queue.discard_dead_letters(where="CAST(error AS INT) = 7")
     assert left(queue) == ["0", "1"]
 
 

@@ -24,6 +24,8 @@ from spark_mq.operations.publish import pending_of_files, publish_pending
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.testing import ManualClock
 
+pytestmark = pytest.mark.on_both_storages
+
 Make = Callable[..., Queue]
 HOUR = 3600.0
 SECRET = "a value that nobody may keep"

@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,41 +135,6 @@ def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
     assert queue.redrive().messages == 0
     reported = queue.redrive(dry_run=True).table
     assert reported.num_rows == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "reported"),
-    [
-        ({"where": "nope = 1"}, "The columns are dead_letter_sequence"),
-        ({"where": "Reasn = 1"}, r"\"Reasn\" not found .* \(did you mean 'reason'\?\)\. Give SQL"),
-        ({"where": "xyzzy = 'x'"}, r'"xyzzy" not found in FROM clause\. Give SQL'),
-        ({"where": "error = 7"}, r"ConversionException for a message, so put TRY\(\.\.\.\)"),
-        ({"where": "reason ="}, "Parser Error: syntax error at end of input"),
-        ({"where": "reason"}, "its values are VARCHAR, and must be BOOLEAN"),
-        ({"where": "nope(1)"}, "Scalar Function with name nope does not exist"),
-        ({"where": "count(*) > 1"}, "Aggregates cannot be present"),
-        ({"where": "unnest([true, false])"}, "it gives several values for a message"),
-        ({"where": "sequence IN (SELECT 1 FROM x)"}, "Table with name x does not exist"),
-        ({"where": "sequence IN (SELECT 1 FROM read_text('/etc/passwd'))"}, "disabled by config"),
-        ({"where": "key = '\udc80'"}, "no valid Unicode"),
-        ({"where": "1 = 1) UNION SELECT 1 --"}, "cannot be run"),
-        ({"where": "true; DROP TABLE x"}, "cannot be run"),
-        ({"where": "  "}, "it is empty"),
-        ({"where": 7}, "where=7 is no condition: give SQL like"),
-        ({"limit": 0}, "limit=0"),
-        ({"rate": 0}, "rate=0"),
-        ({"rate": "fast"}, "rate='fast'"),
-    ],
-)
-def test_what_cannot_be_redriven_so_is_refused_at_the_door(
-    queue: Queue, given: dict[str, Any], reported: str
-) -> None:
-    with_dead(queue, ["a"])
-    with pytest.raises(InvalidOption, match=reported) as wrong:
-        queue.redrive(**given)
-    shown = "".join(traceback.format_exception(wrong.value))
-    assert "arrow_scan" not in shown, "the text of DuckDB's own query"
-    assert queue.redrive().messages == 1
 
 
 def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
@@ -360,6 +324,7 @@ def beside(queue: Queue, **settings: Any) -> Queue:
     return Queue.create(path, clock=context.clock, storage_options=options, **settings)
 
 
+@pytest.mark.on_both_storages
 def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) -> None:
     with_dead(queue, ["a", "b"])
     (letter, _) = queue.redrive(dry_run=True).table["dead_letter_sequence"].to_pylist()
@@ -390,6 +355,7 @@ def test_a_redrive_to_the_queue_itself_is_one_without_another_queue(queue: Queue
     assert "spark_mq.redriven_from" in message.headers
 
 
+@pytest.mark.on_both_storages
 def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> None:
     with_dead(queue, ["a"])
     with pytest.raises(InvalidOption, match="is a dead-letter queue") as refused:

@@ -227,27 +227,6 @@ def test_what_a_function_may_not_do_leaves_the_letter(
     assert back(queue) == ["good"]
 
 
-@pytest.mark.parametrize(
-    ("transform", "reported"),
-    [
-        ("nope(value)", "Scalar Function with name nope does not exist"),
-        ("", "it is empty"),
-        ("sequence", "its values are BIGINT, and must be VARCHAR or JSON or BLOB"),
-        ("valu", r"did you mean 'value'\?"),
-        (7, "is no repair"),
-        (Message, "is no repair"),
-    ],
-)
-def test_what_is_no_transform_is_refused_at_the_door(
-    queue: Queue, transform: Any, reported: str
-) -> None:
-    with_dead(queue, ["a"])
-    with pytest.raises(InvalidOption, match=reported) as refused:
-        queue.redrive(transform=transform)
-    assert refused.value.data["option"] == "transform"
-    assert queue.redrive().messages == 1
-
-
 def test_a_slow_repair_is_fenced_by_the_next_redrive(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

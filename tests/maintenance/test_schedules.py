@@ -553,52 +553,6 @@ def test_an_entry_of_another_version_is_named(make: Make, text: str) -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
-    ("option", "given"),
-    [
-        ("name", {"name": "a b"}),
-        ("name", {"name": "__s"}),
-        ("cron", {"every": None}),
-        ("cron", {"cron": "0 2 * * *"}),
-        ("cron", {"every": None, "cron": "0 2 * *"}),
-        ("every", {"every": "10ms"}),
-        ("timezone", {"timezone": "Europe/Berlin"}),
-        ("timezone", {"every": None, "cron": "0 2 * * *", "timezone": "Berlin"}),
-        ("catch_up", {"catch_up": "some"}),
-        ("jitter", {"jitter": "2h"}),
-        ("starts_at", {"starts_at": datetime(2027, 1, 1)}),
-        ("starts_at", {"starts_at": "2027-01-01"}),
-        ("starts_at", {"starts_at": "5m"}),
-        ("starts_at", {"starts_at": 5}),
-        ("message", {"message": 5}),
-        ("message", {"message": Message("x", key=5)}),  # type: ignore[arg-type]
-        ("message", {"message": "x" * 70_000}),
-        ("message", {"message": Message("x", headers={"a": "x" * 70_000})}),
-        ("message_id", {"message": Message("x", message_id="1")}),
-        ("dedup_id", {"message": Message("x", dedup_id="1")}),
-        ("deliver_at", {"message": Message("x", deliver_at=NOON)}),
-        ("expires_at", {"message": Message("x", expires_at=NOON)}),
-        ("expires_at", {"message": Message("x", expires_at=0)}),
-        ("expires_at", {"message": Message("x", deliver_at="10m", expires_at="10m")}),
-        ("expires_at", {"message": Message("x", expires_at="15m"), "jitter": "15m"}),
-        (
-            "expires_at",
-            {"message": Message("x", deliver_at="5m", expires_at="15m"), "jitter": "10m"},
-        ),
-    ],
-)
-def test_a_bad_definition_is_refused_and_changes_nothing(
-    make: Make, option: str, given: dict[str, Any]
-) -> None:
-    queue = make()
-    version = messages_of(queue).look().version
-    wanted: dict[str, Any] = {"name": "s", "every": "1h", "message": "x", **given}
-    with pytest.raises(InvalidOption) as refused:
-        queue.schedule(wanted.pop("name"), **wanted)
-    assert refused.value.option == option
-    assert messages_of(queue).look().version == version
-
-
 def test_a_start_may_be_text(make: Make) -> None:
     queue = make()
     found = queue.schedule("s", every="1h", message="x", starts_at="2030-01-01T13:00:00+01:00")

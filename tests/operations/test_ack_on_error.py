@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from spark_mq import Lease, Queue, ReceivedMessage, Retry
-from spark_mq.errors import InvalidOption
 
 Make = Callable[..., Queue]
 
@@ -94,8 +93,3 @@ def test_an_ack_after_a_success_still_closes_the_breaker(make: Make) -> None:
     group.work(handle, on_error="ack", until="empty")
     assert handlers == []
     assert group.stats().breaker == "closed"
-
-
-def test_another_policy_is_refused_with_the_choices(queue: Queue) -> None:
-    with pytest.raises(InvalidOption, match=r"nack.*reject.*ack.*raise"):
-        queue.group().work(_fail, on_error="drop", until="empty")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from support.handles import again, lease
 from support.tables import context_of, group_ledger_of
 
 from spark_mq import Lease, Queue
-from spark_mq.errors import GroupNotFound, InvalidOption
+from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.schedule import next_due_at
 from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
@@ -196,21 +196,6 @@ def test_the_waits_are_settings_of_the_group(queue: Queue, clock: ManualClock) -
         waits.append((clock() - start).total_seconds())
         trial.nack(delay="1d")
     assert waits == [60, 90, 90]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("breaker_threshold", 0),
-        ("breaker_reset_timeout", 0),
-        ("breaker_max_wait", 0),
-        ("on_reject", "no"),
-    ],
-)
-def test_bad_settings_are_refused_by_name(make: Make, name: str, value: object) -> None:
-    with pytest.raises(InvalidOption, match=name) as caught:
-        make(**{name: value})
-    assert caught.value.option == name
 
 
 def test_a_killed_worker_with_many_leases_does_not_open_it(
@@ -415,22 +400,6 @@ def next_due_at_of(queue: Queue) -> datetime:
     at = next_due_at(current, queue._context.messages.index(), ledger.settings(), ledger.now())
     assert at is not None
     return to_datetime(at)
-
-
-@pytest.mark.parametrize(
-    ("until", "text"),
-    [("0s", "is over"), (datetime(2020, 1, 1, tzinfo=UTC), "is over"), ("soon", "is no datetime"),
-     (datetime(2099, 1, 1), "is no datetime")],
-)  # fmt: skip
-def test_a_pause_until_no_time_is_refused(queue: Queue, until: object, text: str) -> None:
-    with pytest.raises(InvalidOption, match=text) as caught:
-        queue.group().pause(until=until)  # type: ignore[arg-type]
-    assert caught.value.option == "until"
-
-
-def test_a_reason_is_text(queue: Queue) -> None:
-    with pytest.raises(InvalidOption, match="reason"):
-        queue.group().pause(3)  # type: ignore[arg-type]
 
 
 def test_a_pause_is_in_the_history_of_the_queue(queue: Queue) -> None:

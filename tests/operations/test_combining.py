@@ -16,13 +16,10 @@ from support.handles import again, lease, until
 from support.tables import group_ledger_of, ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
-from spark_mq.errors import ContentionTimeout, InvalidOption, LeaseLost
+from spark_mq.errors import ContentionTimeout, LeaseLost
 from spark_mq.storage.optimistic_commit import OptimisticCommit
 from spark_mq.util import call_batcher
 from spark_mq.util.call_batcher import CallBatcher
-
-Make = Callable[..., Queue]
-
 
 # -- the combiner
 
@@ -273,25 +270,4 @@ def test_a_repeated_settle_by_message_id_does_the_same_as_by_sequence(
 def test_no_ids_are_nothing_to_do(queue: Queue) -> None:
     a, *_ = three(queue)
     assert a.ack(message_ids=[]) == SettleResult(0)
-    assert queue.group().stats().leased == 6
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda group, a, b: group.ack([a, b], [1]),
-        lambda group, a, b: group.ack(a, [1], message_ids=["x"]),
-        lambda group, a, b: group.ack({a: [1]}, message_ids=["x"]),
-        lambda group, a, b: group.ack(a, message_ids="id-1"),
-        lambda group, a, b: group.ack(a, message_ids=[1]),
-        lambda group, a, b: group.ack(7),
-        lambda group, a, b: group.ack([""]),
-    ],
-)
-def test_what_is_not_clear_is_refused_and_nothing_settled(
-    queue: Queue, call: Callable[..., Any]
-) -> None:
-    a, b, *_ = three(queue)
-    with pytest.raises(InvalidOption):
-        call(queue.group(), a, b)
     assert queue.group().stats().leased == 6

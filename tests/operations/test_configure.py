@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from support.handles import again, lease, trim
@@ -97,32 +96,6 @@ def test_a_dedup_window_can_be_added(make: Make) -> None:
     queue.configure(dedup_window="1h")
     assert queue.publish(Message("a", dedup_id="1")).published == 1
     assert again(queue).publish(Message("a", dedup_id="1")).published == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"dead_letter_path": "/tmp/x"}, "it is fixed when the queue is created"),
-        ({"durable": False}, "each open handle chose how it writes"),
-        ({"queue_id": "x"}, "rehome"),
-        ({"home": "/x"}, "rehome"),
-        ({"visibility_timeout": "5m"}, "group.configure"),
-        ({"group": None}, "group.configure"),
-        ({"retentoin": "1d"}, "Did you mean 'retention'"),
-        ({"storage_options": {}}, "the name is unknown"),
-        ({"retention": None}, "retention"),
-        ({"retention": "soon"}, "retention"),
-        ({"message_ttl": "1m", "delivery_delay": "1h"}, "message_ttl"),
-    ],
-)
-def test_what_cannot_change_is_refused_by_name(
-    queue: Queue, given: dict[str, Any], why: str
-) -> None:
-    before = queue.settings
-    with pytest.raises(InvalidOption, match=why) as caught:
-        queue.configure(**{"history_retention": "1d", **given})
-    assert caught.value.data["option"] in given
-    assert queue.settings == again(queue).settings == before
 
 
 def test_a_ttl_is_checked_against_the_delay_that_the_queue_has(make: Make) -> None:

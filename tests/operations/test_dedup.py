@@ -125,17 +125,6 @@ def test_a_queue_without_a_window_refuses_ids(make: Make) -> None:
     assert queue.publish(pa.table({"value": ["x"], "dedup_id": pa.nulls(1, pa.string())})).version
 
 
-@pytest.mark.parametrize("bad", [5, b"a", "\ud800"])
-def test_a_bad_id_is_refused(queue: Queue, bad: Any) -> None:
-    with pytest.raises(InvalidOption):
-        queue.publish(Message("a", dedup_id=bad))
-
-
-def test_a_bad_window_is_refused(make: Make) -> None:
-    with pytest.raises(InvalidOption, match="dedup_window"):
-        make(dedup_window="soon")
-
-
 def test_it_works_with_the_numbers_of_a_producer(queue: Queue) -> None:
     numbered: dict[str, Any] = {"producer_id": "p", "producer_sequence": 1}
     queue.publish([message("a"), message("b")], **numbered)

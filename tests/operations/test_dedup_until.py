@@ -14,7 +14,7 @@ from support.limits import Limits
 from support.tables import messages_of, on_publish
 
 from spark_mq import Message, PublishReceipt, Queue
-from spark_mq.errors import CorruptLog, InvalidOption
+from spark_mq.errors import CorruptLog
 from spark_mq.storage.id_files import IdWindow, head_of
 from spark_mq.testing import ManualClock
 
@@ -328,11 +328,6 @@ def test_a_broken_ledger_stops_a_publish_that_meets_an_id_and_no_other(
     with pytest.raises(CorruptLog, match="default"):
         publish(again(queue), "a")
     assert not publish(again(queue), "b", "c").duplicate
-
-
-def test_another_word_is_refused(make: Make) -> None:
-    with pytest.raises(InvalidOption, match="dedup_until"):
-        make(dedup_until="done")
 
 
 def test_it_can_be_set_later_and_holds_for_known_ids(make: Make, clock: ManualClock) -> None:

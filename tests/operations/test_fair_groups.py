@@ -111,24 +111,6 @@ def test_a_worker_waits_for_its_own_messages_of_a_key(queue: Queue, mode: str, u
     assert group.work(lambda given: None, mode=mode, until=until, max_messages=50).acked == 20
 
 
-@pytest.mark.parametrize(
-    ("settings", "option", "problem"),
-    [({"weights": {"a": 2}}, "weights", "order='fair'"),
-     ({"order": "key", "max_in_flight_per_key": 2}, "max_in_flight_per_key", "order='key'"),
-     ({"order": "fair", "weights": {"a": 0}}, "weights", "0.01 to 100")],
-)  # fmt: skip
-def test_what_does_not_go_together_is_refused(
-    queue: Queue, settings: dict[str, object], option: str, problem: str
-) -> None:
-    group = queue.group("g")
-    with pytest.raises(InvalidOption, match=problem) as caught:
-        group.configure(**settings)
-    assert caught.value.option == option
-    assert not group.exists(), "nothing was done"
-    with pytest.raises(InvalidOption, match=problem):
-        Queue.create(queue.path + "-2", lanes=4, **settings)
-
-
 def test_changes_one_after_the_other_are_checked_together(queue: Queue) -> None:
     group = queue.group("g")
     group.configure(order="fair", weights="gold=4, tin=0.5")
@@ -138,11 +120,3 @@ def test_changes_one_after_the_other_are_checked_together(queue: Queue) -> None:
     group.configure(order="none", weights=None, max_in_flight_per_key=3)
     with pytest.raises(InvalidOption, match="max_in_flight_per_key"):
         group.configure(order="key")
-
-
-@pytest.mark.parametrize("settings", [{"order": "fair"}, {"max_in_flight_per_key": 1}])
-def test_a_queue_without_lanes_is_refused(tmp_path: Path, settings: dict[str, object]) -> None:
-    queue = Queue.create(tmp_path / "plain")
-    with pytest.raises(InvalidOption, match="needs lanes") as caught:
-        queue.group("g").configure(**settings)
-    assert caught.value.option in settings

@@ -180,50 +180,11 @@ def test_a_handle_without_create_stays_so_elsewhere(delta_queue: Make) -> None:
     assert queue.groups() == ["default"]
 
 
-def test_a_setting_of_the_queue_is_none_of_a_group(queue: Queue) -> None:
-    for name in (
-        "retention",
-        "hard_retention",
-        "history_retention",
-        "delivery_delay",
-        "message_ttl",
-        "dead_letter_path",
-    ):
-        with pytest.raises(
-            InvalidOption,
-            match=f"{name!r} is a setting of the queue: use queue.configure",
-        ) as caught:
-            queue.group("new").configure(**{name: "1d"})
-        assert caught.value.data["option"] == name
-    assert queue.groups() == []
-
-
 def test_groups_have_settings_of_their_own(queue: Queue) -> None:
     queue.group("a").configure(max_delivery_attempts=2)
     queue.group("b").ensure()
     assert queue.group("b").settings.max_delivery_attempts == 5
     assert queue.groups() == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("given", "reported"),
-    [
-        ({"retry": "sometimes"}, "exponential, linear, constant, none"),
-        ({"on_max_deliveries": "explode"}, "dead_letter, drop, block"),
-        ({"retry_jitter": 2}, "from 0 to 1"),
-        ({"max_failures": 0}, "whole number from 1"),
-        ({"max_retry_age": "0s"}, "more than zero"),
-        ({"visibility_timeout": None}, "not a duration"),
-        ({"retry_dealy": "1s"}, "did you mean 'retry_delay'"),
-    ],
-)
-def test_a_wrong_setting_is_refused_by_name_and_makes_no_group(
-    queue: Queue, given: dict[str, object], reported: str
-) -> None:
-    with pytest.raises(InvalidOption, match=reported) as caught:
-        queue.group("new").configure(**given)
-    assert caught.value.data["option"] == next(iter(given))
-    assert queue.groups() == []
 
 
 def test_a_lowered_limit_applies_before_the_next_delivery(queue: Queue, clock: ManualClock) -> None:
@@ -651,13 +612,6 @@ def test_a_group_that_had_settled_all_loses_nothing_by_a_hard_limit(
     assert trim(queue) == 1
     queue.publish(["b"])
     assert held(queue) == [b"b"]
-
-
-def test_purging_wants_the_queues_name(queue: Queue) -> None:
-    queue.publish(["a"])
-    with pytest.raises(InvalidOption, match=queue.name):
-        queue.purge("yes")
-    assert held(queue) == [b"a"]
 
 
 def test_a_purge_drops_all_that_was_published_for_all_groups_and_fences_leases(

@@ -23,7 +23,7 @@ from support.tables import as_in_a_store, group_ledger_of, ledgers_of
 from support.working import working
 
 from spark_mq import ConsumerGroup, Queue
-from spark_mq.errors import InvalidOption, NotAQueue
+from spark_mq.errors import NotAQueue
 from spark_mq.inspect import WorkerInfo
 from spark_mq.testing import ManualClock
 from spark_mq.worker.heartbeat import HeartbeatWriter
@@ -298,13 +298,6 @@ def test_no_file_without_a_heartbeat_or_in_a_short_run(
         alive = "spark_mq heartbeat" in names_of_threads()
         assert not (alive and option == {"heartbeat": "off"})
     assert not [path for path in written if path.startswith("_workers/")]
-
-
-@pytest.mark.parametrize("wrong", ["29s", 1, "61m", "on", True, False, "", [30]])
-def test_a_wrong_interval_is_refused(queue: Queue, wrong: Any) -> None:
-    with pytest.raises(InvalidOption, match="heartbeat=") as raised:
-        queue.group().work(print, heartbeat=wrong, until="empty")
-    assert raised.value.option == "heartbeat"
 
 
 def test_a_dropped_group_has_no_workers_left(queue: Queue, byte_store: ByteStore) -> None:

@@ -579,13 +579,6 @@ def test_a_message_nobody_has_read_yet_has_only_been_published(queue: Queue) -> 
     assert queue.trace(receipt.sequences[0]).events == ()
 
 
-@pytest.mark.parametrize("sequence", [7, 2**40, -1, "x", None])
-def test_a_sequence_that_no_message_has_is_refused(queue: Queue, sequence: Any) -> None:
-    queue.publish(["a"])
-    with pytest.raises(InvalidOption):
-        queue.trace(sequence)
-
-
 def test_a_trimmed_message_is_reported_without_its_payload(make: Make, clock: ManualClock) -> None:
     queue = make(retention=0)
     s = queue.publish([Message("a", message_id="id")]).sequences[0]

@@ -222,29 +222,6 @@ def test_the_history_says_who_did_it(delta_queue: Make) -> None:
     assert "@" in str(made_dead.user), "the user and the host of this process"
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"sequences": 1, "key": "k"},
-        {"sequences": "1"},
-        {"sequences": [-1]},
-        {"sequences": 1 << 40},
-        {"message_id": "nobody"},
-        {"key": 5},
-    ],
-)
-@pytest.mark.parametrize("how", CHANGES)
-def test_messages_that_nothing_names_are_refused(
-    queue: Queue, how: str, given: dict[str, object]
-) -> None:
-    queue.publish("a")
-    queue.group().ensure()
-    with pytest.raises(InvalidOption):
-        getattr(queue.group(), how)(**given)
-    assert states(queue) == {"ready": 1}
-
-
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_group_that_does_not_exist_is_not_made(queue: Queue, how: str) -> None:
     sequence = queue.publish("a").sequences[0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_mq import Message, Queue, ReceivedMessage
-from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.errors import InvalidPayload
 
 
 def _received(queue: Queue, *payloads: Any) -> list[ReceivedMessage]:
@@ -43,17 +43,3 @@ def test_only_utf_8_is_text(queue: Queue) -> None:
     assert good.text == "Zoë"
     with pytest.raises(InvalidPayload, match=r"is no text: byte 2 is no UTF-8"):
         _ = bad.text
-
-
-def test_a_value_without_a_json_form_is_refused_before_the_publish() -> None:
-    circle: list[Any] = []
-    circle.append(circle)
-    for value in ({1, 2}, {"at": object()}, float("nan"), {("a", "b"): 1}, circle):
-        with pytest.raises(InvalidOption, match="has no JSON form") as caught:
-            Message.json(value)
-        assert caught.value.data["option"] == "value"
-
-
-def test_text_without_a_utf_8_form_is_refused_by_the_publish(queue: Queue) -> None:
-    with pytest.raises(InvalidOption, match="no UTF-8 form"):
-        queue.publish(Message.json({"text": "\ud800"}))

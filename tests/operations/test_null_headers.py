@@ -9,8 +9,8 @@ import pytest
 from support.handles import lease, sweep
 from support.tables import messages_of
 
-from spark_mq import Message, Queue
-from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq import Queue
+from spark_mq.errors import InvalidSchema
 from spark_mq.parquet import publish_table
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -36,14 +36,6 @@ def test_a_table_with_a_null_header_is_refused(queue: Queue) -> None:
     assert queue.describe().latest_sequence == -1
     assert queue.publish(wrong.slice(0, 2)).published == 2, "a slice without it"
     assert [m.headers for m in lease(queue).messages] == [{"a": "1"}, {}]
-
-
-@pytest.mark.parametrize("headers", [{"h": None}, {None: "x"}, {"h": 1}])
-def test_a_message_with_a_null_header_is_refused(queue: Queue, headers: dict) -> None:
-    with pytest.raises(InvalidOption, match="from str to str: leave out"):
-        queue.publish(Message("a", headers=headers))
-    with pytest.raises(InvalidOption, match="from str to str: leave out"):
-        queue.schedule("s", every="1h", message=Message("a", headers=headers))
 
 
 def foreign(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,6 +262,7 @@ def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(make: Make, outa
         assert taken.ack().settled == 1
 
 
+@pytest.mark.on_both_storages
 def test_an_error_of_the_store_is_not_taken_for_damage(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

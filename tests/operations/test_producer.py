@@ -14,7 +14,7 @@ from support.handles import again, once
 from support.tables import messages_of, on_publish
 
 from spark_mq import Queue
-from spark_mq.errors import InvalidOption, ProducerFenced, PublisherClosed, PublishFailed
+from spark_mq.errors import ProducerFenced, PublisherClosed, PublishFailed
 
 Make = Callable[..., Queue]
 LINES = [f"line {n}" for n in range(10)]
@@ -133,11 +133,6 @@ def test_nothing_behind_a_failed_message_is_published(
     with pytest.raises(PublishFailed, match="disk full"):
         publisher.close()
     assert published(queue) == []
-
-
-def test_a_bad_name_is_refused(queue: Queue) -> None:
-    with pytest.raises(InvalidOption, match="producer_id"):
-        queue.publisher(producer_id="no spaces")
 
 
 CHILD = """

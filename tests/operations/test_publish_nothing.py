@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_mq import Message, Queue
-from spark_mq.errors import DuplicatePublish, InvalidSchema
+from spark_mq.errors import DuplicatePublish
 
 EMPTY = pa.table({"value": pa.array([], pa.string())})
 
@@ -42,11 +42,6 @@ def test_an_empty_list_uses_up_no_number(queue: Queue) -> None:
     assert repeated.published == 0
     assert not publish([], 2).duplicate
     assert queue.last_producer_sequence("p") == 1
-
-
-def test_an_empty_table_is_checked_like_others(queue: Queue) -> None:
-    with pytest.raises(InvalidSchema, match="values"):
-        queue.publish(pa.table({"values": pa.array([], pa.string())}))
 
 
 def test_duplicates_are_not_counted_as_published(make: Any) -> None:

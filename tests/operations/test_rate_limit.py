@@ -11,7 +11,6 @@ import pytest
 from support.tables import context_of, group_ledger_of
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue, ReceivedMessage
-from spark_mq.errors import InvalidOption
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.testing import ManualClock
@@ -147,9 +146,3 @@ def started_at(queue: Queue, sequence: int) -> int:
 def most_in(starts: list[int], window: int) -> int:
     """Return the most starts in a window of microseconds."""
     return max(sum(1 for at in starts if begin <= at <= begin + window) for begin in starts)
-
-
-def test_a_rate_that_is_none_is_refused_by_name(group: ConsumerGroup) -> None:
-    with pytest.raises(InvalidOption, match="rate_limit='fast' is not a rate: use"):
-        group.configure(rate_limit="fast")
-    assert str(group.settings.rate_limit) == "10/s"

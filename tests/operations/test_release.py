@@ -8,7 +8,7 @@ import pytest
 from support.handles import again
 
 from spark_mq import Message, Queue, SettleResult
-from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.errors import LeaseLost
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -141,17 +141,6 @@ def test_a_trace_shows_the_release(delta_queue: Make) -> None:
     lease.release(delay="15m")
     events = [(e.event, e.state) for e in queue.trace(sequence).events]
     assert events == [("leased", "leased"), ("released", "available")]
-
-
-@pytest.mark.parametrize("delay", [-1, "soon", True])
-def test_a_delay_that_is_none_is_refused(queue: Queue, delay: object) -> None:
-    queue.publish("a")
-    lease = queue.group().lease("w")
-    assert lease is not None
-    with pytest.raises(InvalidOption, match="delay"):
-        lease.release(delay=delay)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="delay"):
-        queue.group().release(lease, delay=delay)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("looked", ["nobody", "a sweep", "a lease", "a sweep before that"])

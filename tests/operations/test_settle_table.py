@@ -20,9 +20,6 @@ from spark_mq import Lease, Queue, SettleResult
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.testing import ManualClock
 
-pytestmark = pytest.mark.slow_on_delta
-
-Make = Callable[..., Queue]
 VERBS = ("ack", "nack", "reject", "release")
 AFTER = {"ack": "settled", "nack": "available", "reject": "dead", "release": "available"}
 

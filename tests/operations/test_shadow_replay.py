@@ -384,34 +384,6 @@ def test_a_limit_takes_the_newest_in_order(make: Make, limits: Limits) -> None:
             assert "".join(seen) == found
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"since": "soon"}, "since='soon' is no datetime with a time zone, nor a time before now"),
-        ({"since": "2026-01-31T12:00:00"}, "since='2026-01-31T12:00:00' is no datetime"),
-        ({"until": True}, "until=True is no datetime"),
-        ({"since": "1h", "until": "2h"}, "since='1h' is not before until='2h'"),
-        ({"limit": 0}, "limit=0 is not valid"),
-        ({"where": "colour = 'red'"}, '"colour" not found.*settled_at'),
-        ({"where": "outcome"}, "its values are VARCHAR"),
-        ({"mode": "single"}, "mode='single' is not valid"),
-        ({"threads": 0}, "threads=0 is not valid"),
-        ({"concurrency": 3, "mode": "message"}, "concurrency=3 is for async handlers"),
-        ({"on_error": "raise"}, "on_error='raise' would end the replay"),
-        ({"on_error": "skip"}, "on_error='skip' is not valid"),
-        ({"timeout": "x"}, "timeout='x' is not a duration"),
-        ({"group": "a b"}, "group='a b' is not a valid name"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_the_first_call(options: Any, text: str) -> None:
-    queue = memory_queue()
-    settle_as(queue, "ack:a")
-    calls = list[Any]()
-    with pytest.raises(InvalidOption, match=text):
-        queue.replay(calls.append, **{"group": "billing", **options})
-    assert not calls
-
-
 def test_a_wrong_handler_or_group_is_refused() -> None:
     queue = memory_queue()
     settle_as(queue, "ack:a")

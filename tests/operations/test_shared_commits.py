@@ -34,6 +34,8 @@ from spark_mq.ledger.settle import ACK, RELEASE, Settle, SettlePart
 from spark_mq.storage.ledger_files import events_of
 from spark_mq.storage.optimistic_commit import OptimisticCommit
 
+pytestmark = pytest.mark.on_both_storages
+
 Make = Callable[..., Queue]
 Submit = Callable[..., Future[Any]]
 

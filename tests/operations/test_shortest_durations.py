@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from support.handles import lease
 
-from spark_mq import Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.testing import memory_queue
 from spark_mq.util.setting_fields import Duration, settings_of
 from spark_mq.util.validation import SHORTEST
 
 # What may be as short as one likes, because it ends no message and loses none.
 HARMLESS = {"retry_delay", "max_retry_delay", "clock_skew", "rate_burst", "delivery_delay",
             "retention"}  # fmt: skip
-
-
-@pytest.fixture
-def queue(clock: ManualClock) -> Queue:
-    return memory_queue(clock)
 
 
 def durations() -> dict[str, Duration]:
@@ -41,32 +32,6 @@ def test_a_setting_that_is_too_short_is_refused(name: str) -> None:
     assert str(caught.value) == f"{name}='1ms' is too short: give {least} or more"
     assert (caught.value.option, caught.value.value) == (name, "1ms")
     memory_queue(**{name: least})
-
-
-def test_a_lease_that_is_too_short_is_refused_at_each_door(queue: Queue) -> None:
-    queue.publish("a")
-    group = queue.group()
-    held = lease(queue)
-    work = {"until": "empty"}
-    calls: dict[str, list[Any]] = {
-        "visibility_timeout": [
-            lambda: group.lease(visibility_timeout="1ms"),
-            lambda: group.work(print, visibility_timeout=0.001, **work),
-        ],
-        "timeout": [
-            lambda: held.extend("1ms"),
-            lambda: group.extend(held, "1ms"),
-            lambda: group.work(print, mode="message", timeout="1ms", **work),
-        ],
-        "max_lease_duration": [
-            lambda: group.work(print, max_lease_duration="1ms", **work),
-            lambda: held.keep_alive("1ms").__enter__(),
-        ],
-    }
-    for option, doors in calls.items():
-        for door in doors:
-            with pytest.raises(InvalidOption, match=f"^{option}=.* is too short: give 1"):
-                door()
 
 
 @pytest.mark.parametrize("option", ["visibilityTimeout", "maxLeaseDuration"])

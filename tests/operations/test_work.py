@@ -24,7 +24,6 @@ from spark_mq.errors import (
     DataLossError,
     GroupBlocked,
     InvalidHandlerResult,
-    InvalidOption,
     LeaseLost,
 )
 from spark_mq.ledger.acquire import Grant
@@ -294,39 +293,6 @@ def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handle
     with pytest.raises(InvalidHandlerResult, match="use mode='message'"):
         drain(queue, handler)
     assert counts(queue) == {"leased": 1}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"threads": 0},
-        {"max_messages": 0},
-        {"on_error": "explode"},
-        {"ack": "never"},
-        {"worker_id": "a b"},
-        {"shutdown_timeout": "soon"},
-    ],
-)
-def test_wrong_options_are_refused_before_anything_is_leased(
-    queue: Queue, given: dict[str, Any]
-) -> None:
-    queue.publish(["a"])
-    queue.group().ensure()
-    with pytest.raises(InvalidOption):
-        drain(queue, lambda _: None, **given)
-    assert counts(queue) == {"ready": 1}
-
-
-def test_a_handler_of_the_wrong_signature_is_refused_before_anything_is_leased(
-    queue: Queue,
-) -> None:
-    queue.publish("a")
-    queue.group().ensure()
-    for handler in (lambda: None, lambda taken, more: None, "no function"):
-        with pytest.raises(InvalidOption, match=r"^handler=.*lease\)") as caught:
-            drain(queue, handler)  # type: ignore[arg-type]
-        assert caught.value.data["option"] == "handler"
-    assert counts(queue) == {"ready": 1}
 
 
 def test_threads_handle_leases_side_by_side(queue: Queue) -> None:

@@ -11,7 +11,7 @@ from support.formats import ORDER, ORDER_VALUE, order_class
 from support.tables import ledgers_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
-from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.errors import InvalidPayload
 from spark_mq.integrations.formats import Avro, Confluent, Json, Protobuf, Pydantic
 
 ProtoOrder = order_class()
@@ -192,14 +192,3 @@ def test_a_message_decodes_without_a_worker(queue: Queue) -> None:
         bad.decode(Pydantic(Order))
     assert caught.value.sequence == bad.sequence
     assert "secret" not in str(caught.value)
-
-
-def test_wrong_formats_are_refused_before_the_first_lease(queue: Queue) -> None:
-    group = queue.group()
-    queue.publish("a")
-    for wrong in (Order, Json, "json", 7):
-        with pytest.raises(InvalidOption, match=r"format=.* cannot encode and decode"):
-            group.work(print, format=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="format cannot be used with ack='on_receive'"):
-        group.work(print, format=Json(), ack="on_receive")
-    assert not group.exists(), "a lease creates it"

@@ -884,31 +884,6 @@ def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> No
 # -- wrong options
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"mode": "lease"}, "mode"),
-        ({"until": "done"}, "until"),
-        ({"ack": "manual"}, "ack"),
-        ({"concurrency": 5}, "concurrency"),
-        ({"threads": 0}, "threads"),
-        ({"max_messages": 0}, "max_messages"),
-        ({"settle_linger": "soon"}, "settle_linger"),
-        ({"more_groups": ["audit"]}, "more_groups"),
-        ({"mode": "batch", "settle_linger": "1s"}, "settle_linger"),
-    ],
-)
-def test_wrong_options_are_refused_before_anything_is_leased(
-    queue: Queue, options: dict[str, Any], named: str
-) -> None:
-    queue.publish("a")
-    with pytest.raises(InvalidOption) as wrong:
-        drain(queue, lambda _: None, **options)
-    assert wrong.value.data["option"] == named
-    assert wrong.value.data["value"] is not None
-    assert counts(queue) == {"ready": 1}
-
-
 def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
     async def handle(_: Any) -> None:
         pass
@@ -931,21 +906,6 @@ def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
         group.work(lambda: None, mode="message")  # type: ignore[misc]
     with pytest.raises(InvalidOption, match="delay"):
         Retry(delay="soon")
-
-
-@pytest.mark.parametrize("reason", ["busy", "the other side is busy", ValueError("busy")])
-def test_a_retry_refuses_a_reason_in_the_place_of_the_delay(reason: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"not a duration.*Retry\(error='[a-z ]*busy'\)") as e:
-        Retry(reason)
-    assert (e.value.data["option"], e.value.data["value"]) == ("delay", reason)
-    assert Retry(error=reason).delay is None
-
-
-@pytest.mark.parametrize("delay", ["30s", " 5 minutes", 30, 0.5, timedelta(minutes=1)])
-def test_a_reject_refuses_a_delay_in_the_place_of_the_reason(delay: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"error=.* is a duration.*Use Retry\(delay="):
-        Reject(delay)
-    assert Retry(delay).delay
 
 
 @pytest.mark.parametrize("reason", ["404", "s", "", "took 30s", ValueError("30s"), None])

@@ -14,7 +14,7 @@ from support.limits import Limits
 from support.outage import Outage
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
-from spark_mq.errors import HandlerTimeout, InvalidOption
+from spark_mq.errors import HandlerTimeout
 
 LIMIT = "150ms"
 
@@ -220,10 +220,3 @@ def test_with_an_ack_first_the_message_stays_acked(queue: Queue) -> None:
 
     summary = work(queue, handle, ack="on_receive")
     assert (summary.acked, summary.failed) == (1, 1)
-
-
-@pytest.mark.parametrize("timeout", ["30m", "1h", 0, -1, "x"])
-def test_a_limit_that_never_holds_is_refused(queue: Queue, timeout: Any) -> None:
-    with pytest.raises(InvalidOption, match="timeout") as caught:
-        work(queue, print, timeout=timeout)
-    assert caught.value.option == "timeout"

@@ -17,7 +17,7 @@ from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import InvalidOption, InvalidSchema
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settle import ACK, NACK, SettlePart
 from spark_mq.ledger.slots import SlotLayout, decode_slots
 from spark_mq.parquet.lease_columns import read_slots, sort_by_slot
@@ -196,19 +196,6 @@ def test_a_tag_that_lies_is_not_believed(tmp_path: Path) -> None:
     own = messages_of(queue).index().files[0].slots
     log.write_text(log.read_text().replace(own, "8|72|2 7"))
     assert messages_of(Queue.open(path)).index().files[0].slots == own
-
-
-@pytest.mark.parametrize("priority", [-1, 10, 1.0, True, "5", None])
-def test_an_invalid_priority_is_refused(priority: object) -> None:
-    with pytest.raises(InvalidOption, match="priority"):
-        memory_queue().publish(Message("x", priority=priority))  # type: ignore[arg-type]
-
-
-def test_a_column_of_invalid_priorities_is_refused() -> None:
-    with pytest.raises(InvalidSchema, match="priority"):
-        memory_queue().publish(pa.table({"value": ["x"], "priority": [10]}))
-    with pytest.raises(InvalidSchema, match="priority"):
-        memory_queue().publish(pa.table({"value": ["x"], "priority": ["1"]}))
 
 
 def test_sorting_costs_nothing_without_lanes_and_priorities() -> None:

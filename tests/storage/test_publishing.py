@@ -98,23 +98,6 @@ def test_a_call_that_publishes_nothing_uses_no_number_up(queue: Queue) -> None:
     assert payloads(queue) == [b"good"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"on_duplicate": "skip"}, "producer_id"),
-        (
-            {"producer_id": "p", "producer_sequence": 1, "on_duplicate": "skipp"},
-            "did you mean 'skip'",
-        ),
-    ],
-)
-def test_a_duplicate_policy_that_makes_no_sense_is_refused(
-    queue: Queue, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(errors.InvalidOption, match=words):
-        queue.publish("a", **options)
-
-
 def test_a_duplicate_leaves_no_file_behind(queue: Queue) -> None:
     queue.publish("a", producer_id="p", producer_sequence=1)
     before = messages_of(queue).files.list("")
@@ -299,21 +282,6 @@ def test_what_goes_to_the_dead_letter_queue_and_back_has_no_time_of_its_own(
     assert values(queue.dead_letters) == [b"a"]
     assert queue.redrive().messages == 1
     assert values(queue) == [b"a"]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"delivery_delay": 0},
-        {"message_ttl": "soon"},
-        {"message_ttl": -1},
-        {"delivery_delay": "1h", "message_ttl": "1h"},
-    ],
-)
-def test_default_times_that_make_no_sense_are_refused(make: Make, settings: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidOption) as caught:
-        make(**settings)
-    assert caught.value.option in settings
 
 
 # -- ids

@@ -1,4 +1,9 @@
-"""Fixtures that put both storages behind one name. The conftest of a folder imports them."""
+"""Fixtures that put both storages behind one name. The conftest of a folder imports them.
+
+A table is the same Delta log on either store, so what holds in memory holds on a disk. `make test`
+runs a test on both only if it is about the store: in tests/storage, or with the marker
+``on_both_storages``. `make test-all` runs every test on both.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import pytest
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock, memory_queue
+from support.marks import slow
 
 __all__ = ["Place", "clock", "delta_queue", "make", "place", "pytest_generate_tests", "queue"]
 
@@ -34,12 +40,18 @@ def delta_queue(tmp_path: Path, clock: ManualClock) -> Callable[..., Queue]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "make" not in metafunc.fixturenames:
         return
-    stores: list[object] = ["memory", "delta"]
     if metafunc.config.getoption("--store"):
-        stores = ["remote"]
-    elif metafunc.definition.get_closest_marker("slow_on_delta"):
-        stores[1] = pytest.param("delta", marks=pytest.mark.slow)
+        stores: list[object] = ["remote"]
+    elif _is_about_stores(metafunc.definition):
+        stores = ["memory", "delta"]
+    else:
+        stores = ["memory", slow("delta")]
     metafunc.parametrize("make", stores, indirect=True)
+
+
+def _is_about_stores(test: pytest.Item) -> bool:
+    folder = test.path.parent.name
+    return folder == "storage" or test.get_closest_marker("on_both_storages") is not None
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_a_duration_comes_in_many_forms(value, expected):
 @pytest.mark.parametrize(
     "value",
     [-1, "-1s", float("nan"), float("inf"), True, None, "", "s", "1 week", "1s 2m", "1,5s", "1e3",
-     b"1s", [1], 10**12, timedelta(-1), 1e-9],
+     b"1s", [1], 10**12, timedelta(-1), 1e-9, float("-inf"), "5 parsecs", "1" + "0" * 30],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(
@@ -142,7 +142,11 @@ def test_good_counts(value, expected):
     assert validate_count("n", value) == expected
 
 
-@pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "1.0", "one", "", None, True, "1_000", "²"])
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 2**31, 1.0, "1.0", "one", "", None, True, "1_000", "²", float("nan"), float("inf"),
+     False, [], 10**30],
+)  # fmt: skip
 def test_bad_counts_are_refused(value):
     with pytest.raises(
         InvalidOption, match=r"^n=.* is not valid: give a whole number from 1 to 2,147,483,647"

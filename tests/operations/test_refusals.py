@@ -1,0 +1,797 @@
+"""What the API refuses, as one table: the call, the option that its error names, and the fix.
+
+A refused call has changed nothing. What a kind of value allows stands beside its check, as in
+tests/unit/util/test_validation.py: here each door has a few wrong values of each option.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from support.handles import again, lease
+
+from spark_mq import ConsumerGroup, Lease, Message, Queue, Reject, Retry
+from spark_mq.errors import GroupNotFound, InvalidOption, InvalidSchema, QueueNotFound
+from spark_mq.integrations.formats import Json
+from spark_mq.testing import ManualClock, memory_queue
+
+AWARE = datetime(2026, 1, 1, tzinfo=UTC)
+NAIVE = datetime(2026, 1, 1)
+BEFORE_ALL = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
+AFTER_ALL = datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))
+SECRET = "4111-secret"
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """Queues with a bit of everything. No row of the table changes them, so all rows share them."""
+
+    folder: Path
+    queue: Queue
+    """A message is leased, others are unread, and two letters lie in its dead-letter queue."""
+    ordered: Queue
+    """It has lanes."""
+    held: Lease
+
+    @property
+    def group(self) -> ConsumerGroup:
+        return self.queue.group()
+
+    def contents(self) -> dict[str, int]:
+        """Every file with its size: a commit, or a data file left behind, would show."""
+        files = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
+        return {str(file): file.stat().st_size for file in files}
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    folder = tmp_path_factory.mktemp("refusals")
+    clock = ManualClock()
+    queue = Queue.create(folder / "orders", clock=clock, durable=False)
+    queue.publish([Message(SECRET, key=SECRET), SECRET, SECRET, SECRET])
+    bad = lease(queue, 2)
+    bad.reject([bad.messages[0].sequence], error="7")
+    bad.reject(error="seven")
+    queue.sweep()
+    ordered = Queue.create(folder / "ordered", clock=clock, durable=False, lanes=8)
+    ordered.publish([Message("x", key="k", message_id="m")])
+    ordered.group().configure(order="key")
+    return Stock(folder, queue, ordered, lease(queue, 1))
+
+
+def nothing(_: Any) -> None:
+    pass
+
+
+async def later(_: Any) -> None:
+    raise AssertionError("never called")
+
+
+DOORS: dict[str, Callable[..., Any]] = {
+    "Queue.create": lambda s, **given: Queue.create(s.folder / "new", **given),
+    "memory_queue": lambda s, **given: memory_queue(**given),
+    "queue.configure": lambda s, **given: s.queue.configure(**given),
+    "group.configure": lambda s, **given: s.queue.group("new").configure(**given),
+    "ordered group.configure": lambda s, **given: s.ordered.group("new").configure(**given),
+    "queue.group": lambda s, group="g", **given: s.queue.group(group, **given),
+    "queue.drop_group": lambda s, group: s.queue.drop_group(group),
+    "queue.drop": lambda s, name: s.queue.drop(name),
+    "queue.purge": lambda s, name: s.queue.purge(name),
+    "group.seek": lambda s, to: s.group.seek(to),
+    "group.pause": lambda s, **given: s.group.pause(**given),
+    "publish": lambda s, messages="a", **given: s.queue.publish(messages, **given),
+    "publisher": lambda s, **given: s.queue.publisher(**given),
+    "last_producer_sequence": lambda s, producer_id: s.queue.last_producer_sequence(producer_id),
+    "Message.json": lambda s, value: Message.json(value),
+    "schedule": lambda s, **given: s.queue.schedule(
+        **{"name": "s", "every": "1h", "message": "x", **given}
+    ),
+    "close_batch": lambda s, **given: s.queue.close_batch(
+        **{"batch_id": "b", "to": s.ordered, **given}
+    ),
+    "lease": lambda s, **given: s.queue.group("new").lease(**{"worker_id": "w", **given}),
+    "held.ack": lambda s, **given: s.held.ack(**given),
+    "held.nack": lambda s, **given: s.held.nack(**given),
+    "held.reject": lambda s, **given: s.held.reject(**given),
+    "held.release": lambda s, **given: s.held.release(**given),
+    "held.extend": lambda s, timeout: s.held.extend(timeout),
+    "keep_alive": lambda s, max_lease_duration: s.held.keep_alive(max_lease_duration).__enter__(),
+    "group.extend": lambda s, timeout: s.group.extend(s.held, timeout),
+    **{
+        f"group.{verb}": lambda s, lease_id=None, verb=verb, **given: getattr(s.group, verb)(
+            s.held.lease_id if given else lease_id, **given
+        )
+        for verb in ("ack", "nack", "reject", "release")
+    },
+    "work": lambda s, handler=nothing, **given: s.queue.group("new").work(
+        handler, **{"until": "empty", **given}
+    ),
+    "work by message": lambda s, handler=nothing, **given: s.queue.group("new").work(
+        handler, **{"until": "empty", "mode": "message", **given}
+    ),
+    "Retry": lambda s, delay: Retry(delay),
+    "Reject": lambda s, error: Reject(error),
+    "replay": lambda s, handler=nothing, **given: s.queue.replay(
+        handler, **{"group": "default", **given}
+    ),
+    "redrive": lambda s, **given: s.queue.redrive(**given),
+    "discard_dead_letters": lambda s, **given: s.queue.discard_dead_letters(**given),
+    "discard": lambda s, **given: s.group.discard(**given),
+    "retry_now": lambda s, **given: s.group.retry_now(**given),
+    "dead_letter": lambda s, **given: s.group.dead_letter(**given),
+    "queue.peek": lambda s, **given: s.queue.peek(**given),
+    "queue.find": lambda s, **given: s.queue.find(**given),
+    "queue.locate": lambda s, **given: s.queue.locate(**given),
+    "queue.trace": lambda s, **given: s.queue.trace(**given),
+    "queue.finished": lambda s, **given: s.queue.finished(**given),
+    "queue.sql": lambda s, sql: s.queue.sql(sql),
+    "newest_dead_letters": lambda s, n: s.queue.newest_dead_letters(n),
+    "group.peek": lambda s, **given: s.group.peek(**given),
+    "group.hot_keys": lambda s, lane: s.group.hot_keys(lane),
+    "ordered group.hot_keys": lambda s, lane: s.ordered.group().hot_keys(lane),
+    "group.lanes": lambda s, **given: s.ordered.group().lanes(**given),
+    "plot.lanes": lambda s, **given: s.ordered.plot.lanes("default", **given),
+    "plot.ages": lambda s, **given: s.ordered.plot.ages(**given),
+    "plot.life": lambda s, message_id: s.queue.plot.life(message_id=message_id),
+}
+
+
+class Refusal(NamedTuple):
+    door: str
+    given: dict[str, Any]
+    """The first is the one that is wrong."""
+    words: tuple[str, ...]
+    reported: tuple[str, Any] | None = None
+    """The option and the value of the error, if they are not those of the first one given."""
+    shown: bool = False
+    """Whether the text has the value."""
+
+    def __str__(self) -> str:
+        return f"{self.door}: {next(iter(self.given.items()), '')}"[:80]
+
+
+def of(
+    door: str, option: str, values: list[Any], *words: str, reported: Any = None, **more: Any
+) -> list[Refusal]:
+    """Several wrong values of one option."""
+    shown = reported is None
+    return [Refusal(door, {option: value, **more}, words, reported, shown) for value in values]
+
+
+def row(door: str, given: dict[str, Any], *words: str, reported: Any = None) -> list[Refusal]:
+    """An option that the door does not have, or that does not go with the others."""
+    return [Refusal(door, given, words, reported)]
+
+
+NOT_DURATIONS = [-1, math.nan, True, "soon", timedelta(-1), "1" + "0" * 30]
+NOT_COUNTS = [0, -1, 1.5, True, "many"]
+NOT_SEQUENCES = [
+    *[([wrong], wrong) for wrong in (-1, 2**63, 1.0, "5", True, None, b"1")],
+    *[(wrong, wrong) for wrong in (5, True, "5")],
+]
+"""What is given, and the value that is wrong in it."""
+NOT_NAMES = ["", "a b", "a'b", "x" * 129, "__horizon", 5]
+NOT_POSITIONS = ["first", "2026-01-31T12:00:00", -1, True, 1.5, None, AWARE.date()]
+OF_THE_QUEUE = (
+    *("retention", "hard_retention", "history_retention", "delivery_delay", "message_ttl"),
+    "dead_letter_path",
+)
+
+SETTINGS = [
+    *of("Queue.create", "visibility_timeout", [*NOT_DURATIONS, None, 0, "0s"], "'30s'"),
+    *of("memory_queue", "visibility_timeout", [0, None]),
+    *[
+        refusal
+        for name in ("retention", "clock_skew", "retry_delay", "max_retry_delay")
+        for refusal in of("Queue.create", name, [*NOT_DURATIONS, None], "zero or more")
+    ],
+    *[
+        refusal
+        for name in ("max_delivery_attempts", "max_in_flight", "max_tracked_ranges")
+        for refusal in of("Queue.create", name, NOT_COUNTS, "whole number")
+    ],
+    *row("Queue.create", {"max_inflight": 3}, "did you mean 'max_in_flight'"),
+    *row("Queue.create", {"breaker_threshold": 0}),
+    *row("Queue.create", {"breaker_reset_timeout": 0}),
+    *row("Queue.create", {"breaker_max_wait": 0}),
+    *row("Queue.create", {"on_reject": "no"}),
+    *row("Queue.create", {"dedup_window": "soon"}),
+    *row("Queue.create", {"dedup_until": "done"}),
+    *row("Queue.create", {"dedup_replaces": True}, "dedup_until='settled' or a dedup_window"),
+    *row("Queue.create", {"delivery_delay": 0}),
+    *of("Queue.create", "message_ttl", ["soon", -1]),
+    *row("Queue.create", {"message_ttl": "1h", "delivery_delay": "1h"}),
+    *row("Queue.create", {"sink": "/tmp/sink"}, "no default for new groups"),
+    *row("Queue.create", {"order": "key"}, "lanes"),
+    *row("Queue.create", {"lanes": 2_000}),
+    *row("Queue.create", {"weights": {"a": 2}, "lanes": 4}, "order='fair'"),
+    *row("Queue.create", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
+    *row("Queue.create", {"retry_delay": "10s", "max_retry_delay": "5s"}, "is longer than"),
+    *row(
+        "queue.configure", {"dead_letter_path": "/tmp/x"}, "it is fixed when the queue is created"
+    ),
+    *row("queue.configure", {"durable": False}, "each open handle chose how it writes"),
+    *row("queue.configure", {"queue_id": "x"}, "rehome"),
+    *row("queue.configure", {"home": "/x"}, "rehome"),
+    *row("queue.configure", {"visibility_timeout": "5m"}, "group.configure"),
+    *row("queue.configure", {"group": None}, "group.configure"),
+    *row("queue.configure", {"retentoin": "1d"}, "Did you mean 'retention'"),
+    *row("queue.configure", {"storage_options": {}}, "the name is unknown"),
+    *of("queue.configure", "retention", [None, "soon"]),
+    *row("queue.configure", {"message_ttl": "1m", "delivery_delay": "1h"}),
+    *row("queue.configure", {"filter": 3}),
+    *[
+        refusal
+        for name in OF_THE_QUEUE
+        for refusal in row(
+            "group.configure", {name: "1d"}, "is a setting of the queue: use queue.configure"
+        )
+    ],
+    *row("group.configure", {"retry": "sometimes"}, "exponential, linear, constant, none"),
+    *row("group.configure", {"on_max_deliveries": "explode"}, "dead_letter, drop, block"),
+    *row("group.configure", {"retry_jitter": 2}, "from 0 to 1"),
+    *row("group.configure", {"max_failures": 0}, "whole number from 1"),
+    *row("group.configure", {"max_retry_age": "0s"}, "more than zero"),
+    *row("group.configure", {"visibility_timeout": None}, "not a duration"),
+    *row("group.configure", {"retry_dealy": "1s"}, "did you mean 'retry_delay'"),
+    *row("group.configure", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
+    *row("group.configure", {"rate_limit": "fast"}, "rate_limit='fast' is not a rate: use"),
+    *row("group.configure", {"filter": {"key": "a"}}, "key_prefix"),
+    *row("group.configure", {"order": "key"}, "needs lanes"),
+    *row("group.configure", {"order": "fair"}, "needs lanes"),
+    *row("group.configure", {"max_in_flight_per_key": 1}, "needs lanes"),
+    *row("group.configure", {"sink_key": "x"}, "set by spark_mq itself"),
+    *of("group.configure", "sink", [5, ""], "is no path: give the path"),
+    *row("ordered group.configure", {"weights": {"a": 2}}, "order='fair'"),
+    *row("ordered group.configure", {"max_in_flight_per_key": 2, "order": "key"}, "order='key'"),
+    *row("ordered group.configure", {"weights": {"a": 0}, "order": "fair"}, "0.01 to 100"),
+]
+
+NAMES_AND_POSITIONS = [
+    *of("queue.group", "group", [*NOT_NAMES, None], "letters"),
+    *of("queue.drop_group", "group", NOT_NAMES),
+    *of("queue.group", "start", NOT_POSITIONS, "earliest, latest"),
+    *of("queue.group", "start", [2**63], str(2**63)),
+    *of("queue.group", "start", [NAIVE], "time zone", "timezone.utc", reported=("datetime", NAIVE)),
+    *[
+        Refusal(door, {option: at}, ("out of range in UTC",), ("datetime", at))
+        for door, option in (("queue.group", "start"), ("group.seek", "to"))
+        for at in (BEFORE_ALL, AFTER_ALL)
+    ],
+    *of("group.seek", "to", NOT_POSITIONS, "earliest, latest"),
+    *of("group.seek", "to", [2**70]),
+    *of("group.seek", "to", [NAIVE], "time zone", reported=("datetime", NAIVE)),
+    *of("group.pause", "until", ["0s", datetime(2020, 1, 1, tzinfo=UTC)], "is over"),
+    *of("group.pause", "until", ["soon", datetime(2099, 1, 1)], "is no datetime"),
+    *of("group.pause", "reason", [3]),
+    *of("queue.purge", "name", ["yes"], "orders"),
+    *of("queue.drop", "name", ["other", ""], "give the queue's name"),
+]
+
+PUBLISHING = [
+    *of("publish", "producer_id", NOT_NAMES, "letters", producer_sequence=1),
+    *of("publish", "producer_id", ["schedule:s"], producer_sequence=1),
+    *of("publish", "producer_sequence", [-1, True, 1.5, "x", 2**63], producer_id="p"),
+    *row("publish", {"producer_sequence": None, "producer_id": "p"}, "go together"),
+    *row("publish", {"producer_sequence": 1}, "go together"),
+    *row("publish", {"on_duplicate": "skip"}, "producer_id"),
+    *of(
+        "publish",
+        "on_duplicate",
+        ["skipp"],
+        "did you mean 'skip'",
+        producer_id="p",
+        producer_sequence=1,
+    ),
+    *of("last_producer_sequence", "producer_id", ["no such name!", ""]),
+    *of("publisher", "producer_id", ["no spaces"]),
+    *of("publisher", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
+    *of("publisher", "max_bytes", ["4x", 0, True]),
+    *of("publisher", "linger", ["soon"]),
+    *of("publisher", "retry_timeout", [-1]),
+    *[
+        refusal
+        for value in ({1, 2}, {"at": object()}, math.nan, {("a", "b"): 1}, CIRCLE, "\ud800")
+        for refusal in of(
+            "Message.json",
+            "value",
+            [value],
+            "has no JSON form",
+            reported=("value", type(value).__name__),
+        )
+    ],
+    *of("schedule", "name", ["a b", "__s"]),
+    *row("schedule", {"cron": None, "every": None}),
+    *row("schedule", {"cron": "0 2 * * *"}),
+    *row("schedule", {"cron": "0 2 * *", "every": None}),
+    *row("schedule", {"every": "10ms"}),
+    *row("schedule", {"timezone": "Europe/Berlin"}),
+    *row("schedule", {"timezone": "Berlin", "every": None, "cron": "0 2 * * *"}),
+    *row("schedule", {"catch_up": "some"}),
+    *row("schedule", {"jitter": "2h"}),
+    *of("schedule", "starts_at", [datetime(2027, 1, 1), 5]),
+    *row("schedule", {"starts_at": "2027-01-01"}, "give one with a zone"),
+    *row("schedule", {"starts_at": "5m"}, "give one with a zone"),
+    *of("close_batch", "batch_id", ["a/b", 7]),
+    *of("close_batch", "groups", [[]]),
+]
+
+HANDLING = [
+    *of("lease", "visibility_timeout", [*NOT_DURATIONS, 0], "'30s'"),
+    *of("lease", "wait", NOT_DURATIONS),
+    *of("lease", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
+    *of("lease", "max_bytes", [0, -1, 1.5, True, "", "many"], "is not a size"),
+    *of("lease", "worker_id", NOT_NAMES, "letters"),
+    *of(
+        "lease",
+        "sequences",
+        [range(0, 4000, 2)],
+        "several leases, or give a range",
+        reported=("sequences", 2_000),
+    ),
+    *of("held.extend", "timeout", [*NOT_DURATIONS, 0]),
+    *of("group.extend", "timeout", [*NOT_DURATIONS, 0]),
+    *of("held.nack", "delay", NOT_DURATIONS),
+    *of("held.release", "delay", [-1, "soon", True]),
+    *of("group.release", "delay", [-1, "soon", True]),
+    *of("held.nack", "error", [5, b"bytes", ["x"], ValueError("x")]),
+    *of("held.reject", "error", [5, b"bytes", ["x"], ValueError("x")]),
+    *[
+        refusal
+        for verb in ("ack", "nack", "reject", "release")
+        for refusal in (
+            *of(f"group.{verb}", "lease_id", [None, 5]),
+            *of(f"group.{verb}", "lease_id", [b"x"], reported=("lease_id", b"x"[0])),
+            *of(f"group.{verb}", "lease_id", [[""]], reported=("lease_id", "")),
+            *of(f"group.{verb}", "message_ids", ["id-1", [1]], "a list of text"),
+            *row(f"group.{verb}", {"sequences": [1], "message_ids": ["x"]}, "either sequences or"),
+        )
+    ],
+    *[
+        Refusal(door, {"sequences": given}, ("sequence",), ("sequences", wrong))
+        for door in ("held.ack", "held.nack", "held.reject", "group.ack", "group.nack", "lease")
+        for given, wrong in NOT_SEQUENCES
+    ],
+    *[
+        refusal
+        for verb in ("discard", "retry_now", "dead_letter")
+        for refusal in (
+            *row(verb, {}, "name messages by one of", reported=("sequences", None)),
+            *row(verb, {"sequences": 1, "key": "k"}, "name messages by one of"),
+            *of(verb, "sequences", ["1"], "'1' is not a sequence", reported=("sequences", "1")),
+            *of(verb, "sequences", [-1], "-1 is not a sequence", reported=("sequences", -1)),
+            *of(verb, "sequences", [1 << 40]),
+            *of(verb, "message_id", ["nobody"]),
+            *of(verb, "key", [5]),
+        )
+    ],
+    *of("Retry", "delay", ["soon"]),
+    *of("Retry", "delay", ["busy", "the other side is busy"], "not a duration", "Retry(error='"),
+    *of(
+        "Reject",
+        "error",
+        ["30s", " 5 minutes", 30, 0.5, timedelta(minutes=1)],
+        "is a duration",
+        "Use Retry(delay=",
+    ),
+    *of(
+        "work",
+        "format",
+        [Json()],
+        "cannot be used with ack='on_receive'",
+        ack="on_receive",
+        reported=("format", "on_receive"),
+    ),
+    *of(
+        "work by message",
+        "concurrency",
+        [4],
+        "concurrency",
+        handler=later,
+        threads=4,
+        reported=("threads", 4),
+    ),
+    *of("work", "max_messages", [0, "many", 2**31], "1 to"),
+    *of("work", "threads", [0]),
+    *of("work", "on_error", ["drop"], "nack", "reject", "ack", "raise"),
+    *of("work", "ack", ["never"]),
+    *of("work", "worker_id", ["", "a b"]),
+    *of("work", "shutdown_timeout", ["soon"]),
+    *of("work", "heartbeat", ["29s", 1, "61m", "on", True, False, "", [30]]),
+    *of("work", "handler", [lambda: None, lambda taken, more: None, "no function"], "lease)"),
+    *of("work", "mode", ["lease"]),
+    *of("work", "until", ["done"]),
+    *row("work", {"settle_linger": "1s"}, "mode='message'"),
+    *of("work", "format", [Json], "cannot encode and decode", reported=("format", "Json")),
+    *of("work", "format", ["json"], "cannot encode and decode", reported=("format", "str")),
+    *of("work", "format", [7], "cannot encode and decode", reported=("format", "int")),
+    *row("work", {"handler": later}, "mode='message'"),
+    *of("work by message", "ack", ["manual"]),
+    *of("work by message", "concurrency", [5]),
+    *of("work by message", "threads", [0]),
+    *of("work by message", "max_messages", [0]),
+    *of("work by message", "settle_linger", ["soon"]),
+    *of("work by message", "more_groups", [["audit"]], reported=("more_groups", "audit")),
+    *of("work by message", "handler", [lambda: None]),
+    *of("work by message", "timeout", ["30m", "1h", 0, -1, "x"]),
+    *of("lease", "visibility_timeout", ["1ms"], "is too short: give 1"),
+    *of("work", "visibility_timeout", [0.001], "is too short: give 1"),
+    *of("held.extend", "timeout", ["1ms"], "is too short: give 1"),
+    *of("group.extend", "timeout", ["1ms"], "is too short: give 1"),
+    *of("work by message", "timeout", ["1ms"], "is too short: give 1"),
+    *of("work", "max_lease_duration", ["1ms"], "is too short: give 1"),
+    *of("keep_alive", "max_lease_duration", ["1ms"], "is too short: give 1"),
+]
+
+LOOKING = [
+    *of("queue.peek", "key", [7], "is not text: give a str"),
+    *of("queue.peek", "message_id", [7], "is not text: give a str"),
+    *of("queue.find", "key", [7], "is not text: give a str"),
+    *of("queue.find", "message_id", [7], "is not text: give a str"),
+    *of("queue.trace", "key", [7], "is not text: give a str"),
+    *of("queue.trace", "message_id", [7], "is not text: give a str"),
+    *of("queue.locate", "message_id", [7], "is not text: give a str"),
+    *of("group.peek", "key", [7], "is not text: give a str"),
+    *of("group.peek", "message_id", [7], "is not text: give a str"),
+    *of("group.peek", "state", ["lost"]),
+    *of("queue.locate", "message_id", ["z"], "has this id"),
+    *of("queue.locate", "n", [0], message_id="z"),
+    *of("queue.trace", "key", ["none"]),
+    *of("queue.trace", "message_id", ["none"]),
+    *of("queue.trace", "sequence", [7, 2**40, -1, "x"]),
+    *row("queue.trace", {"sequence": None}, "give a sequence, message_id="),
+    *row("queue.trace", {}, "give a sequence, message_id=", reported=("sequence", None)),
+    *row("queue.trace", {"sequence": 1, "key": "k"}, "give a sequence, message_id="),
+    *row("queue.locate", {}, "one kind of name", reported=("sequence", None)),
+    *row("queue.locate", {"sequence": 1, "message_id": "x"}, "one kind of name"),
+    *of("queue.finished", "outcome", ["dead-lettered"], "dead_lettered"),
+    *of("newest_dead_letters", "n", [0]),
+    *of("group.hot_keys", "lane", [0], "has no lanes"),
+    *of("ordered group.hot_keys", "lane", [-1, 8, "3", True], "lanes 0 to 7"),
+    *of("group.lanes", "by", ["name"]),
+    *of("group.lanes", "top", [0]),
+    *of("plot.lanes", "top", [1_000]),
+    *of("plot.life", "message_id", ["other"]),
+    *of("plot.ages", "since", ["1000d"], every="1s", reported=("since/every", 1000 * 86_400)),
+    *of("queue.sql", "sql", ["SELECT nope FROM messages"], '"nope" not found'),
+    *of(
+        "queue.sql",
+        "sql",
+        ["SELECT 1; SELECT 2", "DROP VIEW messages", "COPY messages TO '/tmp/x.csv'"],
+        "not one SELECT",
+    ),
+    *of("queue.sql", "sql", ["SELECT * FROM read_text('/etc/passwd')"], "PermissionException"),
+    *of("queue.sql", "sql", ["SELECT CAST(value AS INT) FROM messages"], "ConversionException"),
+    *of("queue.sql", "sql", ["SELECT FROM"], "Parser Error"),
+]
+
+DEAD_LETTERS = [
+    *of("redrive", "where", ["nope = 1"], "The columns are dead_letter_sequence"),
+    *of(
+        "redrive", "where", ["Reasn = 1"], '"Reasn" not found', "(did you mean 'reason'?). Give SQL"
+    ),
+    *of("redrive", "where", ["xyzzy = 'x'"], '"xyzzy" not found in FROM clause. Give SQL'),
+    *of("redrive", "where", ["key = 7"], "ConversionException for a message, so put TRY(...)"),
+    *of("redrive", "where", ["reason ="], "Parser Error: syntax error at end of input"),
+    *of("redrive", "where", ["reason"], "its values are VARCHAR, and must be BOOLEAN"),
+    *of("redrive", "where", ["nope(1)"], "Scalar Function with name nope does not exist"),
+    *of("redrive", "where", ["count(*) > 1"], "Aggregates cannot be present"),
+    *of("redrive", "where", ["unnest([true, false])"], "it gives several values for a message"),
+    *of("redrive", "where", ["sequence IN (SELECT 1 FROM x)"], "Table with name x does not exist"),
+    *of(
+        "redrive",
+        "where",
+        ["sequence IN (SELECT 1 FROM read_text('/etc/passwd'))"],
+        "disabled by config",
+    ),
+    *of("redrive", "where", ["key = '\udc80'"], "no valid Unicode"),
+    *of("redrive", "where", ["1 = 1) UNION SELECT 1 --", "true; DROP TABLE x"], "cannot be run"),
+    *of("redrive", "where", ["  "], "it is empty"),
+    *of("redrive", "where", [7], "where=7 is no condition: give SQL like"),
+    *of("redrive", "limit", [0]),
+    *of("redrive", "rate", [0, "fast"]),
+    *of("redrive", "to", ["", 5], "is no queue: give a queue, or its path"),
+    *of("redrive", "transform", ["nope(value)"], "Scalar Function with name nope does not exist"),
+    *of("redrive", "transform", [""], "it is empty"),
+    *of("redrive", "transform", ["sequence"], "are BIGINT, and must be VARCHAR or JSON or BLOB"),
+    *of("redrive", "transform", ["valu"], "did you mean 'value'?"),
+    *of("redrive", "transform", [7, Message], "is no repair"),
+    *of("redrive", "format", [Json], transform="value", reported=("format", "Json")),
+    *of("discard_dead_letters", "where", ["nope = 1"], '"nope" not found'),
+    *of("discard_dead_letters", "where", ["  "], "it is empty"),
+    *row("discard_dead_letters", {"where": None}, "where is missing"),
+    *of("discard_dead_letters", "before", [-1], where="true"),
+    *of("replay", "since", ["soon"], "is no datetime with a time zone, nor a time before now"),
+    *of("replay", "since", ["2026-01-31T12:00:00"], "is no datetime"),
+    *of("replay", "until", [True], "is no datetime"),
+    *of("replay", "since", ["1h"], "is not before until='2h'", until="2h"),
+    *of("replay", "limit", [0], "is not valid"),
+    *of("replay", "where", ["colour = 'red'"], '"colour" not found', "settled_at"),
+    *of("replay", "where", ["outcome"], "its values are VARCHAR"),
+    *of("replay", "mode", ["single"], "is not valid"),
+    *of("replay", "threads", [0], "is not valid"),
+    *of("replay", "concurrency", [3], "is for async handlers", mode="message"),
+    *of("replay", "on_error", ["raise"], "would end the replay"),
+    *of("replay", "on_error", ["skip"], "is not valid"),
+    *of("replay", "timeout", ["x"], "is not a duration"),
+    *of("replay", "group", ["a b"], "is not a valid name"),
+    *of("replay", "handler", [lambda: None], "cannot be called as handler(lease)"),
+    *row("replay", {"handler": later}, "needs mode='message'"),
+]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [*SETTINGS, *NAMES_AND_POSITIONS, *PUBLISHING, *HANDLING, *LOOKING, *DEAD_LETTERS],
+    ids=str,
+)
+def test_a_refused_call_names_its_option_and_changes_nothing(
+    stock: Stock, refusal: Refusal
+) -> None:
+    before = stock.contents()
+    with pytest.raises(InvalidOption) as caught:
+        DOORS[refusal.door](stock, **refusal.given)
+    error = caught.value
+    option, value = refusal.reported or next(iter(refusal.given.items()))
+    assert error.option == option
+    assert error.value is value or error.value == value
+    named = f"{option}={value!r}" if refusal.shown else "" if refusal.reported else option
+    for part in (named, *refusal.words):
+        assert part in str(error)
+    assert len(str(error)) < 1_000, "a long value is not reported at length"
+    shown = "".join(traceback.format_exception(error))
+    assert SECRET not in shown, "what a message has"
+    assert "arrow_scan" not in shown, "the text of DuckDB's own query"
+    assert stock.contents() == before
+
+
+def publish_by_a_publisher(queue: Queue, messages: Any) -> None:
+    with queue.publisher() as publisher:
+        publisher.publish(messages)
+
+
+PUBLISH: dict[str, Callable[[Queue, Any], Any]] = {
+    "publish": Queue.publish,
+    "publish once": lambda queue, messages: queue.publish(
+        messages, producer_id="p", producer_sequence=1
+    ),
+    "publisher": publish_by_a_publisher,
+}
+MESSAGES = [
+    (5, ["int", "bytes, str, Message", "queue.publish(str(value))"]),
+    (True, ["bool", "bytes, str, Message"]),
+    (None, ["NoneType", "bytes, str, Message", "queue.publish('text')"]),
+    ({SECRET: 1}, ["dict", "bytes, str, Message", "queue.publish(Message.json(value))"]),
+    ({}, ["dict", "queue.publish(Message.json(value))"]),
+    ({SECRET: 1}.keys(), ["dict_keys", "queue.publish(sorted(values))"]),
+    ({"a", "b"}, ["set", "bytes, str, Message", "queue.publish(sorted(values))"]),
+    (frozenset("a"), ["frozenset", "queue.publish(sorted(values))"]),
+    (bytearray(b"a"), ["bytearray", "queue.publish(bytes(value))"]),
+    (memoryview(b"a"), ["memoryview", "queue.publish(bytes(value))"]),
+    (pa.record_batch({"value": ["a"]}), ["RecordBatch", "queue.publish(pyarrow.table(value))"]),
+    (["fine", {"card": SECRET}], ["message 1", "dict", "bytes or str", "Message.json(value)"]),
+    ([{"a"}], ["message 0", "set", "bytes or str", "sorted(values)"]),
+    (["a", 5.5], ["message 1", "float", "bytes or str", "str(value)"]),
+    (Message({"card": SECRET}), ["message 0", "dict", "bytes or str", "Message.json(value)"]),
+    ([None], ["message 0", "NoneType", "bytes or str"]),
+    (["a", 5], ["message 1", "int"]),
+    ([Message(None)], ["message 0", "NoneType"]),
+    ([["a"]], ["message 0", "list"]),
+    ({"value": 1}.values(), ["message 0", "int"]),
+    (Message("a", key=5), ["message 0", "key", "int"]),
+    (Message("a", headers={"a": 1}), ["message 0", "headers", "from str to str: leave out"]),
+    (Message("a", headers={1: SECRET}), ["message 0", "headers", "from str to str: leave out"]),
+    (Message("a", headers={None: "a"}), ["message 0", "headers", "from str to str: leave out"]),
+    (Message("a", headers={"h": None}), ["message 0", "headers", "from str to str: leave out"]),
+    (Message("a", headers=["a"]), ["message 0", "headers"]),
+    (Message("a", message_id=7), ["message 0", "message_id", "int"]),
+    (Message("a", dedup_id=5), ["message 0", "dedup_id", "int"]),
+    (Message("a", dedup_id=b"a"), ["message 0", "dedup_id", "bytes"]),
+    (Message("a", dedup_id="\ud800"), ["message 0", "UTF-8"]),
+    (Message("a", deliver_at="soon"), ["message 0", "deliver_at", "time zone", "timedelta"]),
+    (Message("a", expires_at=timedelta(days=-1)), ["message 0", "expires_at", "from now"]),
+    ("\ud800", ["message 0", "UTF-8"]),
+    *[(Message("a", priority=wrong), ["priority"]) for wrong in (-1, 10, 1.0, True, "5", None)],
+]
+
+
+@pytest.mark.parametrize(("messages", "words"), MESSAGES, ids=lambda value: repr(value)[:60])
+@pytest.mark.parametrize("door", PUBLISH)
+def test_a_refused_message_is_not_shown_and_uses_no_number_up(
+    stock: Stock, door: str, messages: Any, words: list[str]
+) -> None:
+    """What people put into messages is theirs: an error says where, not what."""
+    before = stock.contents()
+    with pytest.raises(InvalidOption) as caught:
+        PUBLISH[door](stock.queue, messages)
+    assert caught.value.option == "messages"
+    for part in words if door == "publish" else ():
+        assert part in str(caught.value)
+    assert SECRET not in str(caught.value) + repr(caught.value.data)
+    assert stock.contents() == before
+    assert stock.queue.last_producer_sequence("p") is None
+
+
+OF_SCHEDULES = [
+    ("message", {"message": 5}),
+    ("message", {"message": Message("x", key=5)}),  # type: ignore[arg-type]
+    ("message", {"message": Message("x", headers={"a": None})}),  # type: ignore[dict-item]
+    ("message", {"message": "x" * 70_000}),
+    ("message", {"message": Message("x", headers={"a": "x" * 70_000})}),
+    ("message_id", {"message": Message("x", message_id="1")}),
+    ("dedup_id", {"message": Message("x", dedup_id="1")}),
+    ("deliver_at", {"message": Message("x", deliver_at=AWARE)}),
+    ("expires_at", {"message": Message("x", expires_at=AWARE)}),
+    ("expires_at", {"message": Message("x", expires_at=0)}),
+    ("expires_at", {"message": Message("x", deliver_at="10m", expires_at="10m")}),
+    ("expires_at", {"message": Message("x", expires_at="15m"), "jitter": "15m"}),
+    (
+        "expires_at",
+        {"message": Message("x", deliver_at="5m", expires_at="15m"), "jitter": "10m"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("option", "given"), OF_SCHEDULES)
+def test_a_message_that_no_schedule_may_publish(
+    stock: Stock, option: str, given: dict[str, Any]
+) -> None:
+    before = stock.contents()
+    with pytest.raises(InvalidOption) as caught:
+        DOORS["schedule"](stock, **given)
+    assert caught.value.option == option
+    assert stock.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "which"),
+    [
+        (["a", Message("b", deliver_at="10m", expires_at="5m")], {}, "message 1"),
+        (Message("a", deliver_at="5m", expires_at="5m"), {}, "message 0"),
+        (Message("a", deliver_at=AWARE, expires_at=AWARE), {}, "message 0"),
+        (["a", Message("b", expires_at="5m")], {"deliver_at": "10m"}, "message 1"),
+        (
+            pa.table({"value": ["a"], "deliver_at": [AWARE], "expires_at": [AWARE]}),
+            {},
+            "message 0",
+        ),
+    ],
+    ids=repr,
+)
+def test_a_message_that_expires_before_it_is_due(
+    stock: Stock, messages: Any, options: dict[str, Any], which: str
+) -> None:
+    before = stock.contents()
+    with pytest.raises(InvalidOption) as caught:
+        stock.queue.publish(messages, **options)
+    assert (caught.value.option, caught.value.value is None) == ("expires_at", False)
+    for part in (which, "expires_at", "deliver_at", "Give a later expires_at"):
+        assert part in str(caught.value)
+    assert stock.contents() == before
+    if isinstance(messages, Message):
+        with (
+            stock.queue.publisher() as publisher,
+            pytest.raises(InvalidOption, match="expires_at"),
+        ):
+            publisher.publish(messages)
+
+
+@pytest.mark.parametrize("at", [BEFORE_ALL, AFTER_ALL])
+def test_an_instant_without_a_form_in_utc_is_refused(stock: Stock, at: datetime) -> None:
+    before = stock.contents()
+    for messages, options in (
+        (Message("x", deliver_at=at), {}), ("x", {"deliver_at": at}),
+        (Message("x", expires_at=at), {}),
+    ):  # fmt: skip
+        with pytest.raises(InvalidOption, match="out of range in UTC"):
+            stock.queue.publish(messages, **options)
+    assert stock.contents() == before
+
+
+def test_a_clock_without_a_time_zone_is_refused(stock: Stock) -> None:
+    with pytest.raises(InvalidOption, match="time zone"):
+        again(stock.queue, clock=lambda: NAIVE).publish("a")
+    with pytest.raises(InvalidOption, match="time zone"):
+        ManualClock().set(NAIVE)
+
+
+INSTANTS = pa.array([AWARE], pa.timestamp("us", "UTC"))
+TABLES: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"body": ["a"]}, "value", ["no column 'value'"]),
+    ({"values": ["a"]}, "value", ["no column 'value'", "rename 'values'"]),
+    ({"values": pa.array([], pa.string())}, "value", ["rename 'values'"]),
+    ({"value": [1]}, "value", ["int64", "cast"]),
+    ({"value": [{"a": 1}]}, "value", ["struct", "to_json"]),
+    ({"value": pa.nulls(1)}, "value", ["null"]),
+    ({"value": ["a", None, None]}, "value", ["2 values are null"]),
+    ({"value": ["a"], "keys": ["k"]}, "keys", ["'keys'", "did you mean 'key'"]),
+    ({"value": ["a"], "zzz": ["k"]}, "zzz", ["'zzz'", "drop it"]),
+    ({"value": ["a"], "key": [1]}, "key", ["int64", "string", "cast"]),
+    ({"value": ["a"], "headers": ["x"]}, "headers", ["map<string,string>"]),
+    ({"value": ["a"], "priority": [10]}, "priority", ["priority"]),
+    ({"value": ["a"], "priority": ["1"]}, "priority", ["priority"]),
+    ({"value": ["a"], "published_at": ["now"]}, "published_at", ["timestamp"]),
+    (
+        {"value": ["a"], "published_at": INSTANTS.cast(pa.timestamp("us"))},
+        "published_at",
+        ["timestamp"],
+    ),
+    ({"value": ["a"], "deliver_at": ["soon"]}, "deliver_at", ["timestamp"]),
+    ({"value": ["a"], "lane": [1]}, "lane", ["not one of a message"]),
+    ({"value": ["a"], "sequence": [1]}, "sequence", ["'sequence'"]),
+    *[
+        ({"value": ["a"], column: pa.array([at], pa.int64()).cast(pa.timestamp(unit, "UTC"))},
+         column, words)
+        for column in ("published_at", "deliver_at", "expires_at")
+        for at, unit, words in (
+            (2**62, "us", ["years 1 to 9999"]), (-(2**62), "us", ["years 1 to 9999"]),
+            (253_402_300_800_000_000, "us", ["years 1 to 9999"]), (2**62, "s", [column]),
+        )
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "column", "words"), TABLES, ids=lambda value: str(value)[:40])
+def test_a_refused_table_names_its_column(
+    stock: Stock, columns: dict[str, Any], column: str, words: list[str]
+) -> None:
+    before = stock.contents()
+    with pytest.raises(InvalidSchema) as caught:
+        stock.queue.publish(pa.table(columns))
+    assert caught.value.column == column
+    for part in words:
+        assert part in str(caught.value)
+    assert stock.contents() == before
+
+
+def test_a_table_with_a_column_twice_is_refused(stock: Stock) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["value", "value"])
+    with pytest.raises(InvalidSchema, match=r"'value'.*twice") as caught:
+        stock.queue.publish(table)
+    assert caught.value.column == "value"
+
+
+MISSING: dict[str, tuple[Callable[[Stock], Any], str]] = {
+    "lanes": (lambda s: s.queue.group("never").lanes(), "never"),
+    "priorities": (lambda s: s.queue.group("never").priorities(), "never"),
+    "plot.lanes": (lambda s: s.ordered.plot.lanes("defautl"), "Did you mean 'default'"),
+    "plot.ages": (lambda s: s.ordered.plot.ages(group="defautl"), "Did you mean 'default'"),
+    "plot.throughput": (lambda s: s.queue.plot.throughput(group="defautl"), "Did you mean"),
+    "close_batch": (lambda s: DOORS["close_batch"](s, groups=["defautl"]), "Did you mean"),
+    "replay": (lambda s: DOORS["replay"](s, group="defautl"), "Did you mean 'default'"),
+}
+
+
+@pytest.mark.parametrize("call", MISSING)
+def test_a_group_that_is_not_there_is_named_and_not_created(stock: Stock, call: str) -> None:
+    before = stock.contents()
+    with pytest.raises(GroupNotFound, match=MISSING[call][1]):
+        MISSING[call][0](stock)
+    assert stock.contents() == before
+
+
+PLACES: dict[str, Callable[[Stock, str], Any]] = {
+    "open": lambda _, path: Queue.open(path),
+    "drop_at": lambda _, path: Queue.drop_at(path, "nowhere"),
+    "close_batch": lambda s, path: DOORS["close_batch"](s, to=path),
+    "redrive": lambda s, path: s.queue.redrive(to=path),
+}
+
+
+@pytest.mark.parametrize("call", PLACES)
+def test_a_queue_that_is_not_there_is_named(stock: Stock, call: str) -> None:
+    before, path = stock.contents(), str(stock.folder / "nowhere")
+    with pytest.raises(QueueNotFound, match=path) as caught:
+        PLACES[call](stock, path)
+    assert caught.value.path == path
+    assert stock.contents() == before
