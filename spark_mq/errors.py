@@ -1,8 +1,8 @@
 """Define the errors of spark_mq.
 
-All derive from :class:`SparkMQError`. Each keeps its data as attributes, such as
-``error.lease_id``, so that a caller need not parse the message. They can be pickled, because they
-travel between processes.
+All derive from :class:`SparkMQError` and can be pickled, because they travel between processes.
+Each keeps its data as attributes, such as ``error.lease_id``, so that a caller need not parse the
+text.
 """
 
 from __future__ import annotations
@@ -52,15 +52,7 @@ def shorten(text: str, most: int) -> str:
 
 
 class SparkMQError(Exception):
-    """Base class of all errors of spark_mq.
-
-    Parameters
-    ----------
-    message : str
-        The text of the error.
-    **data
-        Data that explains the error. Each item becomes an attribute.
-    """
+    """Base class of all errors of spark_mq. Each item of ``data`` is an attribute, too."""
 
     def __init__(self, message: str, **data: Any) -> None:
         super().__init__(shorten(message, _MAX_TEXT))
@@ -77,37 +69,23 @@ def _rebuild(kind: type[SparkMQError], message: str, data: dict[str, Any]) -> Sp
 
 
 class InvalidOption(SparkMQError, ValueError):
-    """Raised if an argument or option is invalid.
-
-    Attributes
-    ----------
-    option : str
-        The name of the option.
-    value : Any
-    """
+    """Raised if an argument or option is invalid. Data: ``option`` (its name), ``value``."""
 
 
 class InvalidHandlerResult(InvalidOption):
     """Raised if a handler returns a value that settles no message.
 
-    The handler has a bug, so no message counts as failed.
-
-    Attributes
-    ----------
-    option : str
-        The handler's option, or the column of its result that is wrong.
-    value : Any
-        The wrong value, or the name of its type.
+    That is a bug in the handler, so no message counts as failed. Data: ``option`` (the handler's
+    option, or the wrong column of its result), ``value`` (the wrong value, or the name of its
+    type).
     """
 
 
 class InvalidPayload(SparkMQError, ValueError):
     """Raised if a payload is not the wanted text or JSON, or not of the wanted format.
 
-    Attributes
-    ----------
-    sequence : int or None
-        The message. None if a format raised it, which does not know the message.
+    Data: ``sequence``. It is None if a format raised the error, because a format does not know the
+    message.
     """
 
     sequence: int | None = None
@@ -116,107 +94,61 @@ class InvalidPayload(SparkMQError, ValueError):
 class UnknownSchema(SparkMQError, LookupError):
     """Raised if a payload has the id of a schema that its format was not given.
 
-    That is no proof of a wrong payload, so a worker tries the message again.
-
-    Attributes
-    ----------
-    schema_id : int
+    The payload may still be right, so a worker tries the message again. Data: ``schema_id``.
     """
 
 
 class InvalidSchema(SparkMQError, ValueError):
-    """Raised if a table's columns forbid a publish or a settle.
-
-    Attributes
-    ----------
-    column : str
-    """
+    """Raised if a table's columns forbid a publish or a settle. Data: ``column``."""
 
 
 class QueueNotFound(SparkMQError, LookupError):
-    """Raised if there is no queue at the path.
-
-    Attributes
-    ----------
-    path : str
-    """
+    """Raised if there is no queue at the path. Data: ``path``."""
 
 
 class CopiedQueue(SparkMQError):
     """Raised if a queue away from its home would write elsewhere.
 
-    It may be a copy of another queue. Call ``Queue.rehome`` to say what it is.
-
-    Attributes
-    ----------
-    path : str
-    home : str
-        Where the queue was created.
+    It may be a copy of another queue. Call ``Queue.rehome`` to say what it is. Data: ``path``,
+    ``home`` (where it was created).
     """
 
 
 class QueueExists(SparkMQError):
-    """Raised if a new queue's path holds a queue already.
-
-    Attributes
-    ----------
-    path : str
-    """
+    """Raised if a new queue's path holds a queue already. Data: ``path``."""
 
 
 class NotAQueue(SparkMQError):
-    """Raised if the path holds other data, or an incomplete queue.
-
-    Attributes
-    ----------
-    path : str
-    """
+    """Raised if the path holds other data, or an incomplete queue. Data: ``path``."""
 
 
 class UnsupportedTable(SparkMQError):
-    """Raised if a table has a feature that spark_mq cannot handle.
+    """Raised if a table has a feature of Delta, or of another spark_mq, that this one lacks.
 
-    The feature is one of Delta, or of another version of spark_mq.
-
-    Attributes
-    ----------
-    path : str or None
-        The path of the table.
-    features : list of str
-        The unsupported features. Empty for an unknown format or group setting.
+    Data: ``path`` (of the table, or None), ``features`` (a list of names, empty for an unknown
+    format or group setting).
     """
 
 
 class CorruptLog(SparkMQError):
     """Raised if a commit or data file is missing, unreadable or replaced.
 
-    Attributes
-    ----------
-    path : str
-        The path of the table.
-    version : int or None
-        The version of the commit.
+    Data: ``path`` (of the table), ``version`` (of the commit, or None).
     """
 
 
 class TablesDisagree(CorruptLog):
-    """Raised if the tables of a queue are of different times.
+    """Raised if the tables of a queue are of different times. Nothing was changed.
 
-    One of them was restored alone, or from another backup. Nothing was changed.
-    ``Queue.recover`` continues with what is there.
-
-    Attributes
-    ----------
-    path : str
-        The path of the table that is ahead.
-    version : None
+    One of them was restored alone, or from another backup. ``Queue.recover`` continues with what is
+    there. Data: ``path`` (of the table that is ahead), ``version`` (None).
     """
 
 
 class StorageError(SparkMQError, OSError):
     """Raised if the store fails: it is full, read-only or out of reach.
 
-    Try again after the cause is fixed.
+    Try again once the cause is fixed.
 
     Attributes
     ----------
@@ -225,40 +157,26 @@ class StorageError(SparkMQError, OSError):
     landed : bool or None
         Whether the failed commit changed the table. None if unknown, because it may still do so.
     lasting : bool
-        Whether no wait helps unless somebody changes a right, a path or a setting. A worker that
-        has not worked yet ends then.
+        Whether waiting cannot help until somebody changes a right, a path or a setting. A worker
+        that has not worked yet ends then.
     """
 
     lasting = False
 
 
 class GroupNotFound(SparkMQError, LookupError):
-    """Raised if the consumer group does not exist.
-
-    Attributes
-    ----------
-    group : str
-    """
+    """Raised if the consumer group does not exist. Data: ``group``."""
 
 
 class BatchClosed(SparkMQError):
-    """Raised if a message batch is closed, or is closed in another way.
+    """Raised if a message batch is closed, or was closed in another way. Data: ``batch_id``.
 
     Nothing was published or changed.
-
-    Attributes
-    ----------
-    batch_id : str
     """
 
 
 class ScheduleNotFound(SparkMQError, LookupError):
-    """Raised if the schedule does not exist.
-
-    Attributes
-    ----------
-    schedule : str
-    """
+    """Raised if the schedule does not exist. Data: ``schedule``."""
 
 
 class LeaseLost(SparkMQError):
@@ -279,100 +197,61 @@ class LeaseLost(SparkMQError):
 
 
 class MessagesHeld(SparkMQError):
-    """Raised if a lease or a sweep holds messages to be changed.
+    """Raised if a lease or a sweep holds messages to be changed. Nothing was changed.
 
-    Nothing was changed.
-
-    Attributes
-    ----------
-    group : str
-    held : list
-        ``(first, last, who)`` of the held sequences, inclusive.
+    Data: ``group``, ``held`` (a list of ``(first, last, who)`` with inclusive sequences).
     """
 
 
 class GroupBlocked(SparkMQError):
     """Raised if a full ledger or a blocked message stops all leases.
 
-    Attributes
-    ----------
-    group : str
-    blocked_because : str
-        The cap, or the message.
+    Data: ``group``, ``blocked_because`` (the cap, or the message).
     """
 
 
 class DataLossError(SparkMQError):
     """Raised if a hard limit dropped unsettled messages of the group.
 
-    Attributes
-    ----------
-    group : str
-    lost : int
-        The number of messages.
-    horizon : int
-        All messages up to this sequence are trimmed.
+    Data: ``group``, ``lost`` (how many), ``horizon`` (all messages up to this sequence are
+    trimmed).
     """
 
 
 class ContentionTimeout(SparkMQError, TimeoutError):
     """Raised if a commit lost to others until its timeout. Nothing changed.
 
-    Attributes
-    ----------
-    group : str
-    attempts : int
+    Data: ``group``, ``attempts``.
     """
 
 
 class HandlerTimeout(SparkMQError, TimeoutError):
     """The failure of messages whose handler ran for longer than the worker's ``timeout``.
 
-    Attributes
-    ----------
-    timeout : datetime.timedelta
+    Data: ``timeout`` (a timedelta).
     """
 
 
 class DuplicatePublish(SparkMQError):
-    """Raised if a producer has published this or a higher number.
+    """Raised if a producer has published this or a higher number. Nothing was published now.
 
-    Nothing was published this time.
-
-    Attributes
-    ----------
-    producer_id : str
-    last_sequence : int
-        The last number that was accepted.
-    receipt : PublishReceipt or None
-        The receipt of the first call, if the number is the last one.
+    Data: ``producer_id``, ``last_sequence`` (the last number that was accepted), ``receipt`` (that
+    of the first call if the number is the last one, else None).
     """
 
 
 class ProducerFenced(SparkMQError):
     """Raised if another publisher has published under the same producer_id.
 
-    Nothing was published this time.
-
-    Attributes
-    ----------
-    producer_id : str
-    last_sequence : int or None
-        The last number of the producer.
-    expected : int
-        The last number that this publisher knows.
+    Nothing was published this time. Data: ``producer_id``, ``last_sequence`` (the producer's last
+    number, or None), ``expected`` (the last number that this publisher knows).
     """
 
 
 class PublishFailed(SparkMQError):
-    """Raised if buffered messages were not published.
+    """Raised if buffered messages were not published, and nobody asked for their errors.
 
-    Nobody asked for their errors. The first error is the ``__cause__``.
-
-    Attributes
-    ----------
-    messages : int
-        Their number.
+    The first error is the ``__cause__``. Data: ``messages`` (how many).
     """
 
 
@@ -383,26 +262,14 @@ class PublisherClosed(SparkMQError):
 class StreamFenced(SparkMQError):
     """Raised if another driver runs the stream, or its checkpoint went back.
 
-    Attributes
-    ----------
-    stream : str
-        The id of the stream.
-    batch : int
-        The batch of this driver.
-    mark : int
-        The last committed fence.
+    Data: ``stream`` (its id), ``batch`` (of this driver), ``mark`` (the last committed fence).
     """
 
 
 class UsedAfterFork(SparkMQError):
-    """Raised if a forked process uses a handle of its parent.
+    """Raised if a forked process uses a handle of its parent. Data: ``what`` (the handle).
 
     Start processes by spawn or forkserver, and open the queue in each of them.
-
-    Attributes
-    ----------
-    what : str
-        The handle.
     """
 
 

@@ -60,8 +60,8 @@ LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, MessageSelect
 class ConsumerGroup(GroupViews):
     """Lease and settle as one group of a queue.
 
-    :meth:`spark_mq.Queue.group` returns it. It is cheap, thread-safe and picklable. The first lease
-    creates the group.
+    :meth:`spark_mq.Queue.group` returns it, and its first lease creates it. It can be pickled and
+    shared by threads.
     """
 
     def __init__(
@@ -99,15 +99,11 @@ class ConsumerGroup(GroupViews):
 
     @acting_by_default
     def seek(self, to: str | int | datetime) -> None:
-        """Move the group: earlier messages are skipped, all from there on are unread.
+        """Move the group: earlier messages are skipped, and all from there on are unread.
 
-        Live leases are fenced. The group does not move below the trim horizon.
-
-        Parameters
-        ----------
-        to
-            "earliest", "latest", a sequence, or an instant: an aware datetime, or text with a zone
-            such as "2026-01-31T12:00:00Z".
+        Live leases are fenced. The group does not move below the trim horizon. `to` is "earliest",
+        "latest", a sequence, or an instant: an aware datetime, or text with a zone such as
+        "2026-01-31T12:00:00Z".
         """
         target = validate_position("to", to)
         self._ledger.create_if_missing()
@@ -119,11 +115,8 @@ class ConsumerGroup(GroupViews):
 
         Every worker obeys them from its next operation on, but live leases keep their deadline.
 
-        Parameters
-        ----------
-        **settings
-            See :class:`~spark_mq.GroupSettings`. Settings not given stay as they are. Raises
-            InvalidOption for an unknown setting or an invalid value.
+        Give those of :class:`~spark_mq.GroupSettings` that change. Raises InvalidOption for an
+        unknown setting or an invalid value.
         """
         command = configure_command(self._ledger, settings)  # before the group is created
         self._ledger.create_if_missing()
@@ -138,14 +131,9 @@ class ConsumerGroup(GroupViews):
     def unblock(self, to: str, sequences: MessageSelector | None = None) -> int:
         """Decide about messages that block the group. Return their number.
 
-        A group blocks with ``on_max_deliveries="block"``.
-
-        Parameters
-        ----------
-        to
-            "retry" (delivered again, with counts from zero), "dead_letter" or "drop".
-        sequences
-            The messages. Default: all that block.
+        A group blocks with ``on_max_deliveries="block"``. `to` is "retry" (delivered again, with
+        counts from zero), "dead_letter" or "drop". Without `sequences`, that holds for all that
+        block.
         """
         how = validate_choice("to", to, Unblock.WAYS)
         intervals = None if sequences is None else from_sequences(sequences)
@@ -163,8 +151,8 @@ class ConsumerGroup(GroupViews):
     ) -> int:
         """Settle messages without a lease. No worker of the group gets them again.
 
-        Their outcome is "dropped". Name them by one of `sequences`, `message_id` or `key`. Returns
-        the number of messages, without those that were settled already.
+        Their outcome is "dropped". Name them by `sequences`, `message_id` or `key`. Returns the
+        number of messages, without those that were settled already.
 
         Parameters
         ----------
@@ -173,7 +161,7 @@ class ConsumerGroup(GroupViews):
         key
             One or several: all messages with it that the group has not settled.
         force
-            Also take messages from their leases, which cannot settle them then. Default: refuse.
+            Take messages from their leases, too, which then cannot settle them.
         reason
             Why, for people.
         by
@@ -185,8 +173,6 @@ class ConsumerGroup(GroupViews):
             A lease holds some of them, or a sweep copies them. Nothing was changed.
         InvalidOption
             Not exactly one name is given, or no message has it.
-        GroupNotFound
-            There is no such group.
         """
         intervals = find_messages(self._ledger, sequences, message_id, key)
         why = validate_error(reason, "reason")
@@ -203,11 +189,11 @@ class ConsumerGroup(GroupViews):
     ) -> int:
         """Make delayed, dead or blocked messages due now, without a lease.
 
-        Delayed ones keep their counts. Dead and blocked ones start with counts from zero, and so do
-        those that `force` takes from the lease of their last attempt. Returns the number of
-        messages, without those that were due or settled already. The parameters and errors are
-        those of :meth:`discard`. Also raises InvalidOption if a message is past its ``expires_at``.
-        Nothing has changed then.
+        Delayed ones keep their counts. Dead and blocked ones begin again at zero, and so do those
+        that `force` takes from the lease of their last attempt. Returns the number of messages,
+        without those that were due or settled already. The parameters and errors are those of
+        :meth:`discard`. It also raises InvalidOption if a message is past its ``expires_at``, and
+        changes nothing then.
         """
         intervals = find_messages(self._ledger, sequences, message_id, key)
         return change_messages(self._ledger, RETRY_NOW, intervals, force=force, by=by)
@@ -225,7 +211,8 @@ class ConsumerGroup(GroupViews):
         """Make messages dead without a lease. The sweep routes them to the dead-letter queue.
 
         Returns the number of messages, without those that were dead or settled already. The
-        parameters and errors are those of :meth:`discard`. `reason` is the dead letter's error.
+        parameters and errors are those of :meth:`discard`. `reason` becomes the dead letter's
+        error.
         """
         intervals = find_messages(self._ledger, sequences, message_id, key)
         why = validate_error(reason, "reason")
@@ -240,15 +227,10 @@ class ConsumerGroup(GroupViews):
         Parameters
         ----------
         reason
-            Why, for people. Stats, progress and logs show it. Default: none.
+            Why, for people. Stats, progress and logs show it.
         until
             When leases are allowed again: an aware datetime, or a duration from now such as "30m".
-            Default: at a resume.
-
-        Raises
-        ------
-        InvalidOption
-            `until` is no time, or is over.
+            Default: at a resume. Raises InvalidOption if it is not a time, or has passed.
         """
         why = validate_error(reason, "reason")
         now = self._ledger.now()
@@ -276,7 +258,7 @@ class ConsumerGroup(GroupViews):
     def expire(self) -> int:
         """Fold expired leases now instead of with the next operation.
 
-        It also ends messages past their own expires_at and sets delayed ones aside. Returns the
+        It also ends messages past their own expires_at, and sets delayed ones aside. Returns the
         number of messages that the leases held. Raises GroupNotFound.
         """
         self._ledger.require_group()
@@ -309,21 +291,20 @@ class ConsumerGroup(GroupViews):
             The most messages to lease. Default: 1, or as many as `sequences` names.
         max_bytes
             Lease only as many messages as fit, but at least one: bytes, or text such as "64m". A
-            message counts as its data file's compressed size divided by its messages, so it may be
-            larger in memory. Default: no limit.
+            message counts as the mean compressed size in its data file, so it may be larger in
+            memory.
         sequences
-            Lease only these messages: a list, or a ``range`` for all in between. Those that are
-            not due are left out, and :meth:`retry_now` makes them due. At most 1,000 separate runs
-            of messages. Default: any.
+            Lease only these messages: a list, or a ``range`` for all in between, with at most 1,000
+            separate runs. It leaves out those that are not due, which :meth:`retry_now` makes due.
         wait
-            How long to wait for messages. Default: not at all.
+            How long to wait for messages.
         poll_interval
-            How soon a waiting call notices other processes. Default: 500 ms on a disk, where it
-            notices new messages within a twenty-fifth of that, and 2 s in an object store, where a
-            look costs two requests. It notices changes of this process and of time at once.
+            How soon a waiting call notices other processes. It notices changes of this process and
+            of time at once. Default: 500 ms on a disk, where it notices new messages within a
+            twenty-fifth of that, and 2 s in an object store, where a look costs two requests.
         visibility_timeout
-            How long the lease lasts. Default: the group's setting. Its messages are due again
-            after the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
+            How long the lease lasts. Default: the group's setting. Its messages are due again after
+            the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
         auto_ack
             Ack at once, so that each message is delivered at most once.
         fail_on_data_loss
@@ -333,16 +314,16 @@ class ConsumerGroup(GroupViews):
         Returns
         -------
         Lease or None
-            Never empty. None if nothing is due, or if other workers use up ``max_in_flight``, the
-            group is paused, or its breaker is open. ``blocked_because`` gives the reason.
+            Never empty. None if nothing is due, other workers use up ``max_in_flight``, the group
+            is paused, or its breaker is open. ``blocked_because`` gives the reason.
 
         Raises
         ------
         GroupBlocked
             A full ledger, or a message that blocks the group, lets nothing be leased.
         StorageError
-            The store fails, or no payload file of a due message can be reached. No delivery
-            counts. With `wait`, this is raised only after the wait.
+            The store fails, or no payload file of a due message can be reached. No delivery counts.
+            With `wait`, this is raised only after the wait.
         DataLossError
             The queue's hard limit dropped unsettled messages.
         GroupNotFound
@@ -412,31 +393,32 @@ class ConsumerGroup(GroupViews):
         Parameters
         ----------
         handler
-            With ``mode="batch"``: called with a :class:`Lease`. It may return verdicts on single
-            messages, as an Arrow table or a list of dicts. They have ``sequence``, ``outcome``
-            ("ack", "nack" or "reject", without one a failure), ``delay`` (seconds, or "30s") and
-            ``error``. All others that it did not settle itself are acked. It may also return the
-            results of its own settles, as ``return lease.ack()`` does.
-            With ``mode="message"``: called with a :class:`ReceivedMessage`. It may be ``async``.
+            With ``mode="batch"``: gets a :class:`Lease`. It may return verdicts on single messages,
+            as an Arrow table or a list of dicts with ``sequence``, ``outcome`` ("ack", "nack" or
+            "reject"; a row without one is a failure), ``delay`` (seconds, or "30s") and ``error``.
+            All others that it did not settle itself are acked. It may also return the results of
+            its own settles, as ``return lease.ack()`` does.
+
+            With ``mode="message"``: gets a :class:`ReceivedMessage`, and may be ``async``.
             :class:`Retry`, :class:`Reject` and :class:`Snooze`, returned or raised, decide about
             the message. Any other return acks it, and any other exception is a failure.
         mode
-            "batch" (default) or "message". With "message", many messages are leased and settled
-            together, but no more than the handlers need for about a second. In a group with
-            ``order="key"`` the messages of a lane are handled one after the other.
+            "batch" or "message". With "message", many messages are leased and settled together, but
+            no more than the handlers need for about a second. In a group with ``order="key"`` the
+            messages of a lane are handled one after the other.
         format
             Decodes each payload into ``message.data`` before the handler is called: one of
             ``spark_mq.integrations.formats``, or an object of your own with ``encode`` and
-            ``decode``. A message whose payload is not of the format becomes a dead letter with that
-            reason, without a call of the handler. Any other error of the format counts as one of
-            the handler. Default: none.
+            ``decode``. A payload that is not of the format makes its message a dead letter with
+            that reason, and the handler does not get it. Any other error of the format counts as
+            one of the handler.
         more_groups
-            With ``mode="message"``: more groups, also of other queues, for the same handler or
+            With ``mode="message"``: more groups, also of other queues, for the same handler, or
             each with its own: ``{group: handler}``.
         worker_id
             A label for people. Default: host and process.
         threads
-            How many threads call the handler. Default: 1.
+            How many threads call the handler.
         concurrency
             How many calls of an async handler run at a time. Default: 100.
         max_messages
@@ -445,29 +427,29 @@ class ConsumerGroup(GroupViews):
         visibility_timeout
             How long a lease lasts without an extension. Default: the group's setting.
         max_lease_duration
-            A lease ends after this time: a coroutine is cancelled, and what a handler decides
-            later is refused. The delivery counts. Default: 30 minutes.
+            When a lease ends, at the latest. A coroutine is then cancelled, and what a handler
+            decides later is refused. The delivery counts.
         timeout
             How long one call of the handler may take. After that its messages fail with
             HandlerTimeout, and what it decides later is refused. A coroutine is cancelled. Python
-            cannot end a thread, so it is missing until the handler returns. Default: no limit.
+            cannot end a thread, so the worker has one thread less until the handler returns.
         on_error
-            What an exception or a returned failure does. "nack" (default): retry after the group's
-            backoff. "reject": to the dead letters. "ack": drop the messages, so the error is only
-            logged and counts for the breaker. "raise": end the loop, and the lease expires. If the
-            queue's own store fails, that is no failure: the messages are released, uncounted.
+            What an exception or a returned failure does. "nack": retry after the group's backoff.
+            "reject": to the dead letters. "ack": drop the messages, so that the error is only
+            logged and counts for the breaker. "raise": end the loop, and let the lease expire. A
+            failure of the queue's own store is none of the handler's: the messages are released,
+            uncounted.
         ack
-            When a lease is acked. "on_success" (default): when the handler has returned, at least
-            once. "on_receive": before it is called, at most once, so a worker that dies then loses
-            messages.
-            "manual" (only with ``mode="batch"``): only the handler settles messages, and the others
-            expire. `on_error` still settles the messages of a handler that fails.
+            When a lease is acked. "on_success": when the handler has returned, so at least once.
+            "on_receive": before it is called, so at most once, and a worker that dies loses
+            messages. "manual" (only with ``mode="batch"``): only the handler settles messages, and
+            the others expire. `on_error` still settles the messages of a handler that fails.
         shutdown_timeout
-            How long running handlers have at the end. Default: 30 seconds. A second Ctrl-C ends
-            the wait, and releases what they hold.
+            How long running handlers have at the end. A second Ctrl-C ends the wait, and releases
+            what they hold.
         stop
-            Ends the loop once it is set. Several workers may share it: the loop itself sets it only
-            after a signal.
+            Ends the loop once it is set. Several workers may share it, because the loop sets it
+            only after a signal.
         poll_interval
             How soon the loop notices other processes. Default: 500 ms on a disk, where it notices
             new messages within a twenty-fifth of that, and 2 s in an object store, where a look
@@ -478,20 +460,15 @@ class ConsumerGroup(GroupViews):
         until
             "empty": end once nothing can be leased, so also if the group is paused or blocked, but
             wait for a rate limit. The summary says why (``blocked_because``). "settled": end once
-            no message is left, so also wait for delayed ones, retries, and leases of others. Dead
+            no message is left, so wait for delayed ones, retries, and leases of others, too. Dead
             messages count as settled, and blocked ones do not. Default: do not end.
         heartbeat
-            How often the worker writes a small file that shows it in :meth:`workers` also while it
-            is idle: "30s" to "1h", or "off". The first write comes after a second, and the end of
-            the loop deletes the file. Default: 30 seconds, and "off" in an object store, where
-            each write costs a request.
+            How often the worker writes a small file that shows it in :meth:`workers` while it is
+            idle, too: "30s" to "1h", or "off". The first write comes after a second, and the end of
+            the loop deletes the file. Default: 30 seconds, and "off" in an object store, where each
+            write costs a request.
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
-
-        Returns
-        -------
-        WorkSummary
-            What the loop did.
 
         Raises
         ------
@@ -500,8 +477,8 @@ class ConsumerGroup(GroupViews):
         DataLossError
             The queue's hard limit dropped unsettled messages.
         KeyboardInterrupt
-            Ctrl-C ended the loop. What it held is settled or released. A handler that outlasts
-            the timeout leaves its lease to expire.
+            Ctrl-C ended the loop. What it held is settled or released, except that a handler that
+            outlasts the timeout leaves its lease to expire.
         """
         options = WorkOptions(
             mode=mode,
@@ -541,8 +518,8 @@ class ConsumerGroup(GroupViews):
         leases
             A lease id, a Lease, several of these, or {lease id: sequences, or None for all}.
         sequences
-            Messages of one lease: a message, a list of messages or of sequences, or an array of
-            sequences. Default: all that it holds. A ``range`` means all messages in between.
+            Messages of one lease: a message, a list of messages or of sequences, an array of
+            sequences, or a ``range`` for all messages in between. Default: all that it holds.
         message_ids
             All held messages with one of these ids.
 
@@ -572,14 +549,9 @@ class ConsumerGroup(GroupViews):
 
         It raises and returns as :meth:`ack`.
 
-        Parameters
-        ----------
-        leases, sequences, message_ids
-            As for :meth:`ack`. Without named messages nobody knows which of them failed.
-        delay
-            When they are due again. Default: the group's retry policy.
-        error
-            The reason, for people.
+        The other parameters are those of :meth:`ack`. Without named messages nobody knows which of
+        them failed. `delay` is when they are due again, by default as the group's retry policy
+        says, and `error` is the reason, for people.
         """
         return self._settle(NACK, leases, sequences, message_ids, delay=delay, error=error)
 
@@ -607,14 +579,8 @@ class ConsumerGroup(GroupViews):
     ) -> SettleResult:
         """Give messages back, uncounted, as if they had never been leased.
 
-        It raises and returns as :meth:`ack`.
-
-        Parameters
-        ----------
-        leases, sequences, message_ids
-            As for :meth:`ack`.
-        delay
-            When they are due again. Default: at once.
+        The parameters, results and errors are those of :meth:`nack`, without an error. The default
+        delay is none.
         """
         return self._settle(RELEASE, leases, sequences, message_ids, delay=delay)
 
@@ -656,13 +622,9 @@ class ConsumerGroup(GroupViews):
 
         It raises and returns as :meth:`ack`, with extended messages in place of settled ones.
 
-        Parameters
-        ----------
-        timeout
-            Default: the group's visibility timeout.
-        leases, sequences, message_ids
-            As for :meth:`ack`. The default is all that the leases hold, also if a Lease object has
-            settled some of it.
+        The other parameters are those of :meth:`ack`. The default `timeout` is the group's
+        visibility timeout. Without named messages it extends all that the leases hold, even if a
+        Lease object has settled some of it.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
         return extend(

@@ -39,7 +39,7 @@ __all__ = ["Lease"]
 class Lease:
     """Messages that one worker holds until they are settled or expire.
 
-    :meth:`ConsumerGroup.lease` returns it. It is thread-safe. The ``lease_id`` is the right to
+    :meth:`ConsumerGroup.lease` returns it. Threads may share it. The ``lease_id`` is the right to
     settle. A settle without sequences covers all messages that this object has not settled yet.
     """
 
@@ -118,23 +118,13 @@ class Lease:
     def table(self) -> pa.Table:
         """Return the messages as an Arrow table, in order of sequence. Each call reads them.
 
-        These are the messages of :attr:`messages`, in the same order, and settled ones stay in
-        both. The table has the lease in two more columns. It has no failure_count, first_leased_at,
-        priority, deliver_at and expires_at, and its headers are pairs.
+        They are those of :attr:`messages`, in the same order, and settled ones stay in both. The
+        columns are sequence, message_id, key, value, headers (as pairs), published_at,
+        delivery_count, lease_id and lease_expires_at.
 
-        Messages that turn out to be damaged only now become dead and leave this lease. If the store
-        is out of reach and this object has delivered nothing yet, the lease is released, uncounted.
-
-        Returns
-        -------
-        pyarrow.Table
-            The columns sequence, message_id, key, value, headers, published_at, delivery_count,
-            lease_id and lease_expires_at.
-
-        Raises
-        ------
-        StorageError
-            A payload file is out of reach, now or at an earlier call that released the lease.
+        Messages that turn out to be damaged only now become dead and leave this lease. If a payload
+        file is out of reach, this raises StorageError, and so do later calls if this object has
+        delivered nothing yet: then the lease is released, uncounted.
         """
         if self._outage is not None:
             raise self._outage
@@ -196,9 +186,9 @@ class Lease:
         Parameters
         ----------
         sequences
-            The messages: one of :attr:`messages`, a list of them or of their sequences, or an array
-            of sequences. Default: all that this object has not settled yet. A ``range`` means all
-            messages in between.
+            The messages: one of :attr:`messages`, a list of them or of their sequences, an array of
+            sequences, or a ``range`` for all messages in between. Default: all that this object has
+            not settled yet.
         message_ids
             The same, by message id.
 
@@ -219,15 +209,9 @@ class Lease:
     ) -> SettleResult:
         """Give messages back as failed, to be tried again. Raises as :meth:`ack`.
 
-        Parameters
-        ----------
-        sequences, message_ids
-            As for :meth:`ack`. By default nobody knows which messages failed.
-        delay
-            When they are due again: seconds, or text such as "30s". Default: the group's retry
-            policy.
-        error
-            The reason, for people.
+        `sequences` and `message_ids` are as for :meth:`ack`. Without them nobody knows which
+        messages failed. `delay` is when they are due again, in seconds or as text such as "30s", by
+        default as the group's retry policy says. `error` is the reason, for people.
         """
         return self._settle(NACK, sequences, message_ids, delay, error)
 
@@ -253,12 +237,7 @@ class Lease:
     ) -> SettleResult:
         """Give messages back, uncounted, as if they had not been leased. Raises as :meth:`ack`.
 
-        Parameters
-        ----------
-        sequences, message_ids
-            As for :meth:`ack`.
-        delay
-            When they are due again: seconds, or text such as "30s". Default: no delay.
+        The parameters are those of :meth:`nack`. Without a delay they are due at once.
         """
         return self._settle(RELEASE, sequences, message_ids, delay)
 
@@ -287,11 +266,11 @@ class Lease:
         """Append the rows of this lease to the group's sink, once, after any crash.
 
         The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. If an earlier
-        holder of the messages has appended its rows, nothing is written. A holder that is only slow
-        can append no longer. Ack after the append, or let :meth:`ConsumerGroup.work` do it.
+        holder of the messages has appended its rows, nothing is written. A holder that is merely
+        slow can no longer append. Ack after the append, or let :meth:`ConsumerGroup.work` do it.
 
-        Nack, reject or release messages that are not among the rows *before* the append: the sink
-        counts as having all others. Afterwards only the whole lease can be given back.
+        Nack, reject or release the messages you won't write *before* you append the rest, because
+        the sink counts as having all others. Afterwards only the whole lease can be given back.
 
         Parameters
         ----------
@@ -305,7 +284,7 @@ class Lease:
         Returns
         -------
         bool
-            Whether this call wrote the rows. It is False if an earlier delivery had written them.
+            Whether this call wrote the rows. False if an earlier delivery had written them.
 
         Raises
         ------
@@ -333,13 +312,9 @@ class Lease:
     ) -> SettleResult:
         """Move the deadline to now + `timeout`, never earlier. Raises as :meth:`ack`.
 
-        Parameters
-        ----------
-        timeout
-            Seconds, a timedelta, or text such as "30s". Default: the group's visibility timeout.
-        sequences, message_ids
-            The messages. Default: all that the lease holds. ``expires_at`` of this object is the
-            deadline of the whole lease, so it does not show an extension of named messages.
+        The default `timeout` is the group's visibility timeout. Without `sequences` or
+        `message_ids` it extends all that the lease holds. ``expires_at`` of this object is the
+        deadline of the whole lease, so it does not show an extension of named messages.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
         result, deadline = extend(
@@ -353,11 +328,8 @@ class Lease:
     def keep_alive(self, max_lease_duration: Duration = "30m") -> Iterator[Lease]:
         """Extend the lease in the background while the block runs.
 
-        Parameters
-        ----------
-        max_lease_duration
-            The extensions stop after this time: seconds, or text. Default: 30 minutes. Once the
-            deadline has passed then, settles by this object raise :class:`LeaseLost`.
+        The extensions stop after `max_lease_duration`. Once the deadline has passed then, settles
+        by this object raise :class:`LeaseLost`.
 
         Examples
         --------

@@ -65,24 +65,21 @@ class Message:
     ----------
     value
         The payload. Text is published as UTF-8.
-    key
-        Any text. Default: none.
+    key, message_id
+        Any text. The default id is a random UUID.
     headers
-        Text by name. Default: none.
-    message_id
-        Any text. Default: a random UUID.
+        Text by name.
     deliver_at
-        No worker leases the message before. An aware datetime, or a duration from the publish:
+        When the message may be leased first: an aware datetime, or a duration from the publish as
         seconds, a timedelta, or text such as "5s". A time in the future is rounded up to a second.
         Default: at once.
     expires_at
-        No worker leases the message from then on. As `deliver_at`. Default: never.
+        From when on the message may not be leased. As `deliver_at`. Default: never.
     dedup_id
         Any text. A second message with it, within the queue's ``dedup_window`` or as its
         ``dedup_until`` says, is not published. With ``dedup_replaces`` it replaces the first one.
-        Default: none.
     priority
-        0 to 9. A higher priority is leased first. Default: 0.
+        0 to 9. A higher priority is leased first.
 
     Examples
     --------
@@ -103,12 +100,8 @@ class Message:
     def json(cls, value: Any, **fields: Unpack[MessageFields]) -> Message:
         """Return a message whose payload is a value as JSON.
 
-        Parameters
-        ----------
-        value
-            Dicts, lists, text, finite numbers, booleans and None. Raises InvalidOption for others.
-        **fields
-            The other parameters of :class:`Message`.
+        The value may be dicts, lists, text, finite numbers, booleans and None. Raises InvalidOption
+        for others. The fields are the other parameters of :class:`Message`.
 
         Examples
         --------
@@ -142,7 +135,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage(Record):
-    """Hold a message of a lease.
+    """Hold a message of a lease. All times are aware datetimes in UTC.
 
     Parameters
     ----------
@@ -155,18 +148,15 @@ class ReceivedMessage(Record):
     headers
         Text by name. Empty if the publisher gave none.
     published_at
-        An aware datetime in UTC.
-    delivery_count
-        Number of deliveries, this one included.
-    failure_count
-        Number of failures until this delivery.
+        When it was published.
+    delivery_count, failure_count
+        Deliveries, this one included, and failures until this delivery.
     first_leased_at
-        When the group leased the message for the first time, as an aware datetime in UTC. For a
-        first delivery that is the instant of this lease.
+        When the group leased the message for the first time, which may be this lease.
     priority
         The publisher's priority, 0 to 9.
     deliver_at, expires_at
-        The times of the message, as aware datetimes in UTC, or None.
+        The times that the publisher gave, or None.
     data
         The decoded payload, if the worker was given a format. Otherwise None.
     """
@@ -193,7 +183,8 @@ class ReceivedMessage(Record):
     def json(self) -> Any:
         """Return the value of the payload, which is JSON in UTF-8.
 
-        Raises InvalidPayload for other payloads, also with NaN or Infinity. It shows no contents.
+        Raises InvalidPayload for other payloads, and for NaN or Infinity. The error shows no
+        contents.
         """
         try:
             return _JSON.decode(self.value)
@@ -202,14 +193,9 @@ class ReceivedMessage(Record):
             raise InvalidPayload(text, sequence=self.sequence) from None
 
     def decode(self, format: Format) -> Any:
-        """Return the value of the payload in a format.
+        """Return the value of the payload in a format, as for :meth:`Message.encode`.
 
         Raises InvalidPayload, which shows no contents, if the payload is not of the format.
-
-        Parameters
-        ----------
-        format
-            As for :meth:`Message.encode`.
         """
         try:
             return check_format(format).decode(self.value)

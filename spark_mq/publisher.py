@@ -1,7 +1,7 @@
 """Publish single messages in batches, with one commit for each batch.
 
-A thread of the publisher commits a batch once it is full or old enough, or for a flush. The next
-batch grows meanwhile. So a slow store makes larger commits, not more of them.
+A thread of the publisher commits a batch once it is full or old enough, or for a flush. Meanwhile
+the next batch grows, so a slow store makes larger commits instead of more of them.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class PendingMessage:
     def result(self, timeout: float | None = None) -> int | None:
         """Return the sequence once the message is durable, or None for a repeated dedup id.
 
-        Raises the error of a failed message, and TimeoutError after `timeout` seconds. Default: no
-        timeout.
+        Raises the error of a failed message, and TimeoutError after `timeout` seconds.
         """
         error = self._batch.sequences.exception(timeout)
         self._batch.reported.add(self._at)
@@ -110,8 +109,8 @@ class PendingMessage:
     def add_done_callback(self, callback: Callable[[PendingMessage], object]) -> None:
         """Call a function with this object once the message is durable or has failed.
 
-        It runs now if that is so already, else in the publisher's thread. So it must be quick, and
-        must not wait for the publisher. Its own errors are logged.
+        It runs at once if that is so already, and otherwise in the publisher's thread. So it must
+        be quick, and must not wait for the publisher. Its own errors are logged.
         """
         call_when_done(self._batch.sequences, lambda: callback(self))
 
@@ -122,12 +121,12 @@ class PendingMessage:
 
 
 class BufferedPublisher:
-    """A publisher of single messages, many to a commit. Thread-safe, and a context manager.
+    """A publisher of single messages, many to a commit, for many threads. A context manager.
 
     :meth:`spark_mq.Queue.publisher` returns it. A commit that fails is tried again for
     ``retry_timeout``, with longer and longer pauses, while later messages wait. None lands twice.
     After that time each of its messages fails with the error, and the next batch is committed. With
-    a ``producer_id`` all later messages fail too, and the publisher stops.
+    a ``producer_id`` all later messages fail, too, and the publisher stops.
 
     :meth:`publish` waits for room while too much is pending. If nobody closes a publisher, the
     interpreter closes it at its end.
@@ -191,19 +190,9 @@ class BufferedPublisher:
     def publish(self, message: bytes | str | Message) -> PendingMessage:
         """Add one message to the next commit. Wait while too much is pending.
 
-        ``result()`` of the returned object waits until the message is durable.
-
-        Parameters
-        ----------
-        message
-            The payload, or a :class:`~spark_mq.Message`.
-
-        Raises
-        ------
-        InvalidOption
-            The message cannot be published.
-        PublisherClosed
-            The publisher is closed, or has stopped.
+        ``result()`` of the returned object waits until the message is durable. Raises InvalidOption
+        if the message cannot be published, and PublisherClosed if the publisher is closed, or has
+        stopped.
         """
         self._process.check()
         row = with_own_context(to_row(message, "the message", self._context.now))

@@ -68,9 +68,8 @@ Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | 
 class Queue(QueueViews):
     """Publish to a queue on a file system or an object store.
 
-    It is picklable and thread-safe. Create one with :meth:`create`, open one with :meth:`open`. Its
-    path holds Delta tables: ``messages/``, ``leases/`` (the groups' ledgers), ``commits/`` and
-    ``history/`` (records of the sweep), and the queue ``dead_letters/``.
+    Create one with :meth:`create`, or open one with :meth:`open`. It can be pickled and shared by
+    threads.
     """
 
     def __init__(self, context: QueueContext) -> None:
@@ -99,30 +98,30 @@ class Queue(QueueViews):
     ) -> Queue:
         """Create a queue with its dead-letter queue.
 
-        A repeated create, or an open, completes one that crashed. Of several processes that create
-        a queue at the same time, one gets it and the others get ``QueueExists``.
+        If a create crashed, the next one completes it, and so does an open. Of several processes
+        that create a queue at the same time, one gets it and the others get ``QueueExists``.
 
         Parameters
         ----------
         path
-            Where the queue lies: a path or a URI. ``~`` is the home, and a ``file:`` URI may be
-            percent-encoded. An environment variable such as ``$HOME`` is refused.
+            A path or a URI. ``~`` is the home, and a ``file:`` URI may be percent-encoded. An
+            environment variable such as ``$HOME`` is refused.
         storage_options
             Options of the object store.
         clock
-            Returns the time as an aware datetime, for tests.
+            For tests: returns the time as an aware datetime.
         exist_ok
-            Open the queue if it exists and has the given settings. Default: False. To use it
-            with any settings, give none, or call :meth:`open`.
+            Open the queue if it exists and has the given settings. To open it with any settings,
+            give none, or call :meth:`open`.
         **settings
-            Settings of the queue, see :class:`~spark_mq.QueueSettings`, and defaults for its
-            groups, see :class:`~spark_mq.GroupSettings`.
+            :class:`~spark_mq.QueueSettings`, and defaults for groups:
+            :class:`~spark_mq.GroupSettings`.
 
         Raises
         ------
         QueueExists
-            There is a queue at the path, and ``exist_ok`` is False or it has other settings, which
-            the error lists.
+            There is a queue, and ``exist_ok`` is False or it has other settings, which the error
+            lists.
         NotAQueue
             Something else is at the path, or it lies within another queue or around one.
         InvalidOption
@@ -147,10 +146,7 @@ class Queue(QueueViews):
     ) -> Queue:
         """Open a queue.
 
-        Parameters
-        ----------
-        path, storage_options, clock
-            As for :meth:`create`.
+        The parameters are those of :meth:`create`.
 
         Raises
         ------
@@ -159,7 +155,7 @@ class Queue(QueueViews):
         NotAQueue
             Something else is there, or ``leases/`` is missing.
         UnsupportedTable
-            One of its tables has a feature that is not supported.
+            A table has a feature that spark_mq does not support.
         """
         return cls(open_context(absolute_path(path), dict(storage_options or {}), clock))
 
@@ -170,39 +166,22 @@ class Queue(QueueViews):
         """Return the paths of the queues under a path, in order.
 
         The search does not look below a queue, so it leaves out dead-letter queues inside one. A
-        folder that may not be read is taken for a queue, so that a check names it.
+        folder that it may not read is listed as a queue, so that a check names it.
 
-        Parameters
-        ----------
-        path, storage_options
-            As for :meth:`create`.
-        max_depth
-            Folders between the path and a queue, from 0 to 100. Default: 3.
+        The parameters are those of :meth:`create`. `max_depth` folders may be between the path and
+        a queue, from 0 to 100.
         """
         return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
 
     @staticmethod
     def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
-        """Delete the queue at a path, also one that cannot be opened.
+        """Delete the queue at a path, even if it cannot be opened.
 
-        It also finishes a drop that was killed. See :meth:`drop`. Returns the number of deleted
-        files.
+        Return the number of deleted files. It also finishes a drop that was killed. See
+        :meth:`drop`.
 
-        Parameters
-        ----------
-        path, storage_options
-            As for :meth:`create`.
-        name
-            The name of the queue, to confirm the deletion.
-
-        Raises
-        ------
-        InvalidOption
-            The name is another one.
-        QueueNotFound
-            There is no queue at the path.
-        NotAQueue
-            Something else is there.
+        The parameters are those of :meth:`create` and :meth:`drop`. Raises QueueNotFound if there
+        is no queue at the path, and NotAQueue if something else is there.
         """
         return drop_queue(absolute_path(path), name, storage_options)
 
@@ -225,22 +204,14 @@ class Queue(QueueViews):
     def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
         """Change settings of the queue in one commit. Return all settings.
 
-        A commit of ``leases/`` then notes the change for :meth:`changes`.
+        A commit of ``leases/`` then notes the change for :meth:`changes`. Another open handle obeys
+        once it has read the log of ``messages/`` again. Leases, sweeps and views read it first. A
+        publish reads it as it commits, so it obeys from the next one on. Other Delta writers that
+        commit meanwhile may have to try again.
 
-        Another open handle obeys once it has read the log of ``messages/`` again. Leases, sweeps
-        and looks read it first, but a publish reads it as it commits, so the change holds from the
-        next one on. Other Delta writers that commit meanwhile may have to try again.
-
-        Parameters
-        ----------
-        **settings
-            The durations of :class:`~spark_mq.QueueSettings`. Other settings are fixed when the
-            queue is created, or belong to a group.
-
-        Raises
-        ------
-        InvalidOption
-            A setting is unknown, cannot change, or its value is invalid. Nothing has changed.
+        The settings are the durations of :class:`~spark_mq.QueueSettings`. Others are fixed when
+        the queue is created, or belong to a group: they raise InvalidOption, and nothing has
+        changed.
         """
         return configure_queue(self._context, settings)
 
@@ -264,25 +235,25 @@ class Queue(QueueViews):
             bytes, str, :class:`Message`, a list of these, or a ``pyarrow.Table``. An empty list or
             table publishes nothing and uses up no number: ``receipt.published`` is 0.
         producer_id, producer_sequence
-            Make the publish idempotent, across restarts and under races. The numbers of a producer
-            must increase with each call. Gaps are fine.
+            Make the publish idempotent, across restarts and under races. A producer's numbers must
+            increase with each call, but may have gaps.
         on_duplicate
-            What a number that has landed before means. "raise" (default) or "skip": return a
-            receipt with ``duplicate=True``.
+            If this number has landed before: "raise", or "skip" to return a receipt with
+            ``duplicate=True``.
         deliver_at
             When messages without their own deliver_at may be leased first: an aware datetime, or a
             duration from now. 0: at once. Default: the queue's ``delivery_delay``.
         batch_id
-            The message batch of the messages, see :meth:`close_batch`. Its first publish begins
-            it. Default: none.
+            The message batch of the messages, which its first publish begins. See
+            :meth:`close_batch`.
 
         Returns
         -------
         PublishReceipt
-            The version of ``messages/`` and the sequences. ``duplicates`` are the positions of
-            messages whose ``dedup_id`` counts, by the ``dedup_window`` and ``dedup_until``, and
-            ``duplicate_of`` has the sequences of the messages that they met. In a queue with
-            ``dedup_replaces`` they are published, and ``replaces`` has those sequences.
+            The version of ``messages/`` and the sequences. ``duplicates`` has the positions of
+            messages whose ``dedup_id`` still counts, and ``duplicate_of`` the sequences of the
+            messages that they met. With ``dedup_replaces`` they are published, and ``replaces`` has
+            those sequences.
 
         Raises
         ------
@@ -292,8 +263,6 @@ class Queue(QueueViews):
             The producer has published this number or a higher one.
         InvalidSchema
             A table has columns or values that cannot be published.
-        InvalidOption
-            An argument is invalid.
         """
         return publish_messages(
             self._context,
@@ -317,23 +286,23 @@ class Queue(QueueViews):
     ) -> BufferedPublisher:
         """Return a publisher of single messages, many to a commit. Close it after use.
 
-        It commits when one of the limits is reached, or on a flush.
+        It commits when a limit is reached, or on a flush.
 
         Parameters
         ----------
         max_messages, max_bytes
-            Messages and bytes in a commit. Default: 1,000 and 4 MB.
+            Messages and bytes in a commit.
         linger
-            How long the first message waits. Default: 100 ms.
+            How long the first message waits.
         retry_timeout
-            How long a failed commit is retried, unless the store refuses the first one, which no
-            wait mends. Default: 30 seconds.
+            How long a failed commit is retried, unless the store refuses the first one, which
+            waiting cannot mend.
         producer_id
             Number the messages under this name, from 1. ``publisher.last_number`` is the number of
-            the last durable message. After a crash, a new publisher continues after it. Default:
-            none.
+            the last durable message, after which a new publisher continues when this one has
+            crashed.
         batch_id
-            The message batch of all messages, see :meth:`close_batch`. Default: none.
+            The message batch of all messages, see :meth:`close_batch`.
 
         Examples
         --------
@@ -369,15 +338,12 @@ class Queue(QueueViews):
 
         Parameters
         ----------
-        name
-            The name of the group.
         start
-            Where a new group starts: "earliest" (default), "latest", a sequence, or an instant: an
-            aware datetime, or text with a zone such as "2026-01-31T12:00:00Z".
+            Where a new group starts: "earliest", "latest", a sequence, or an instant: an aware
+            datetime, or text with a zone such as "2026-01-31T12:00:00Z".
         create
-            Whether the first lease creates the group. Default: True. With False the group must
-            exist, now and at each later call, or GroupNotFound is raised. That finds a misspelt
-            name.
+            Whether the first lease creates the group. With False the group must exist, now and at
+            each later call, or GroupNotFound is raised, which finds a misspelt name.
         """
         group = ConsumerGroup(self._context, name, start, create)
         return group if create else group.ensure()
@@ -402,9 +368,9 @@ class Queue(QueueViews):
     ) -> BatchInfo:
         """Close a message batch. Once it is settled, a sweep publishes one completion message.
 
-        Messages that were published with the same ``batch_id`` are the batch. Nothing more can be
+        The batch is all messages that were published with this ``batch_id``. Nothing more can be
         published to it. The completion message is JSON with the number of messages and, for each
-        group, how many ended in each outcome. It is published once, also by several sweeps at once
+        group, how many ended in each outcome. It is published once, even by several sweeps at once
         and after crashes. A second close in the same way changes nothing.
 
         Parameters
@@ -415,8 +381,8 @@ class Queue(QueueViews):
             The queue of the completion message, or its path. The storage options of this queue must
             open it, also in sweeps.
         groups
-            The groups that must settle the batch, which exist already. Default: all groups that
-            exist now.
+            The groups that must settle the batch, which must exist. Default: all groups that exist
+            now.
 
         Raises
         ------
@@ -434,7 +400,7 @@ class Queue(QueueViews):
     def batches(self) -> Records[BatchInfo]:
         """Return the message batches by name, with how much of them is settled.
 
-        A complete batch is listed until its messages are trimmed and the queue's
+        A complete batch stays in the list until its messages are trimmed and the queue's
         ``history_retention`` is over.
         """
         return Records(list_batches(self._context))
@@ -457,7 +423,7 @@ class Queue(QueueViews):
         """Publish a message periodically. A call with the same name changes the schedule.
 
         Each sweep publishes what is due, so a message is as late as the next sweep. Each instant is
-        published once, also by several sweeps at once. The headers ``spark_mq.schedule`` and
+        published once, even by several sweeps at once. The headers ``spark_mq.schedule`` and
         ``spark_mq.scheduled_at`` have the name and the instant, and the id of the message has both.
 
         A call with the same definition changes nothing. Instants before a change of the rule, the
@@ -465,33 +431,25 @@ class Queue(QueueViews):
 
         Parameters
         ----------
-        name
-            The name of the schedule.
         message
             bytes, str or :class:`Message`, without an id or a dedup_id. Its times are durations
             from the instant.
         cron, every
             One of them: a cron expression of five fields, such as ``0 2 * * *``, or a period of at
-            least a second. A period counts from `starts_at`, or else from midnight of 1970-01-01
-            UTC.
+            least a second, which counts from `starts_at`, or else from midnight of 1970-01-01 UTC.
         timezone
             The zone of `cron`, such as "Europe/Berlin". Default: UTC. A time that the clocks skip
             is published right after the gap. A time that comes twice is published the first time,
             unless minute or hour begin with a star.
         catch_up
-            What to publish if several instants are due. "latest" (default): the last one. "all":
-            each of them, up to 1,000 in one sweep. "none": those that are at most 15 minutes late.
+            What to publish if several instants are due. "latest": the last one. "all": each of
+            them, up to 1,000 in one sweep. "none": those that are at most 15 minutes late.
         jitter
-            Delay each message by a part of this duration, which follows from name and instant.
-            Default: 0. At most the period and a day.
+            Delay each message by a part of this duration, which follows from name and instant. At
+            most the period and a day.
         starts_at
-            No instant is earlier. An aware datetime, or text such as "2026-01-31T12:00:00Z".
+            No instant is earlier: an aware datetime, or text such as "2026-01-31T12:00:00Z".
             Default: now.
-
-        Raises
-        ------
-        InvalidOption
-            An argument is invalid, or the schedule is larger than 64 KiB. Nothing has changed.
         """
         return set_schedule(
             self._context,
@@ -507,17 +465,10 @@ class Queue(QueueViews):
 
     @acting_by_default
     def pause_schedule(self, name: str, reason: str | None = None) -> ScheduleInfo:
-        """Publish no message of a schedule until it is resumed.
+        """Publish no message of a schedule until it is resumed. Raises ScheduleNotFound.
 
-        Instants that no sweep has published before the pause, and those within it, are skipped.
-        Raises ScheduleNotFound.
-
-        Parameters
-        ----------
-        name
-            The name of the schedule.
-        reason
-            Why, for people.
+        Instants within the pause are skipped, and so are those that no sweep has published before
+        it. `reason` says why, for people.
         """
         return pause_schedule(self._context, name, reason)
 
@@ -536,14 +487,12 @@ class Queue(QueueViews):
     def drop(self, name: str) -> int:
         """Delete the queue with its tables and its own dead-letter queue.
 
-        Stop its workers, publishers and sweeps first, because every handle fails from then on. A
-        dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
-        Returns the number of deleted files. Raises InvalidOption if the queue is in memory.
+        Return the number of deleted files. Stop its workers, publishers and sweeps first, because
+        every handle fails from then on. A dead-letter queue at another path stays. If a drop is
+        killed, repeat it by :meth:`drop_at`.
 
-        Parameters
-        ----------
-        name
-            The name of the queue, to confirm the deletion. Raises InvalidOption for another name.
+        `name` is the name of the queue, to confirm the deletion. Raises InvalidOption for another
+        name, and if the queue is in memory.
         """
         if is_in_memory(self.path):
             raise InvalidOption(
@@ -569,30 +518,23 @@ class Queue(QueueViews):
     def purge(self, name: str) -> PurgeResult:
         """Drop every message published up to now, for all groups. They count as skipped.
 
-        Live leases are fenced.
-
-        Parameters
-        ----------
-        name
-            The name of the queue, to confirm the purge. Raises InvalidOption for another name.
+        Live leases are fenced. `name` is the name of the queue, to confirm the purge. Raises
+        InvalidOption for another name.
         """
         return purge(self._context, name)
 
     def sweep(self, copy: Copy | None = None) -> SweepReport:
         """Run the chores that keep the queue small, once. Delivery does not depend on them.
 
-        The sweep publishes what is due of schedules, expires leases, moves dead messages to the
+        A sweep publishes what is due of schedules, expires leases, moves dead messages to the
         dead-letter queue, and trims messages that every group has settled. It archives commits and
         history, and cleans the tables' logs. Run it every minute, or every five minutes if workers
         lease rarely (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat, and to run
-        twice at once. A failed chore does not stop the others, and the first error is raised at the
-        end.
+        twice at once. A chore that fails does not stop the others, and the first error is raised at
+        the end.
 
-        Parameters
-        ----------
-        copy
-            ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue, as
-            the Spark job does in parallel. Default: one after the other, in this process.
+        ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue, as the
+        Spark job does in parallel. Default: one after the other, in this process.
         """
         return run_sweep(self._context, copy)
 
@@ -611,23 +553,23 @@ class Queue(QueueViews):
     ) -> RedriveResult:  # fmt: skip
         """Publish dead letters of this queue again, each once, for the group in which it died.
 
-        That holds after crashes, too. The group gets them as new messages, which keep their id,
-        key, priority, value and own headers, and the other groups skip them. The header
-        ``spark_mq.group`` names the group. A letter whose group does not exist stays a letter, and
-        the result and a warning say so.
+        Each is published once even after crashes. The group gets them as new messages, which keep
+        their id, key, priority, value and own headers, and the other groups skip them. The header
+        ``spark_mq.group`` names the group. A letter whose group no longer exists stays a letter,
+        and the result and a warning say so.
 
         Parameters
         ----------
         where
-            SQL over the columns of ``redrive.COLUMNS``, such as
-            ``"reason = 'rejected' AND error LIKE '%timeout%'"``, which runs in DuckDB (extra
-            ``sql``). Or a function that gets a mapping of these columns. Default: all.
+            SQL over the columns of ``redrive.COLUMNS``, such as ``"reason = 'rejected' AND error
+            LIKE '%timeout%'"``, which runs in DuckDB (extra ``sql``). Or a function that gets a
+            mapping of these columns. Default: all.
         limit
-            The most messages to redrive. Default: no limit.
+            The most messages to redrive.
         dry_run
             Only return which. They are all in memory, so set a limit for large backlogs.
         rate
-            The most messages a second. Default: no limit.
+            The most messages a second.
         to
             Another queue to publish them to, or its path. The storage options of this queue must
             reach it, and all of its groups get them. Default: this queue.
@@ -635,18 +577,17 @@ class Queue(QueueViews):
             Ends the redrive once it is set: a condition or a transform at once, a publish after its
             round of at most 10,000 letters. The result has the number until then.
         transform
-            Repairs each message before: SQL for its new value, such as
-            ``"replace(value, 'EURO', 'EUR')"``, or a function that gets a
-            :class:`ReceivedMessage`, as a handler does, and returns the new value as bytes or str,
-            the message changed by ``dataclasses.replace``, or None to leave the letter. The message
-            keeps its id, and its header ``spark_mq.repaired`` says so. A letter for which the
-            transform fails stays a letter, and the result says why. Default: none.
+            Repairs each message first: SQL for its new value, such as ``"replace(value, 'EURO',
+            'EUR')"``, or a function that gets a :class:`ReceivedMessage`, as a handler does, and
+            returns the new value as bytes or str, the message changed by ``dataclasses.replace``,
+            or None to leave the letter. The message keeps its id, and its header
+            ``spark_mq.repaired`` says so. A letter for which the transform fails stays a letter,
+            and the result says why.
         format
-            What must be able to decode the new values, as for :meth:`ConsumerGroup.work`. The
-            transform fails for a letter whose new value it refuses. Default: any value will do.
+            What must be able to decode the new values, as for :meth:`ConsumerGroup.work`. If it
+            refuses the new value of a letter, the transform has failed for it.
         to_all_groups
             Publish them for all groups, so that those which have settled the message get it again.
-            Default: only for the group in which it died.
 
         Raises
         ------
@@ -667,7 +608,7 @@ class Queue(QueueViews):
     ) -> DiscardResult:
         """Settle dead letters of this queue for good. No redrive finds them again.
 
-        It publishes nothing, and their files stay until a purge or a retention of the dead-letter
+        Nothing is published, and their files stay until a purge or a retention of the dead-letter
         queue deletes them. Each commit discards up to 10,000 letters, so after a crash the same
         call discards the rest. Letters that a redrive holds stay.
 
@@ -676,15 +617,10 @@ class Queue(QueueViews):
         where
             SQL or a function, as for :meth:`redrive`. ``"true"`` selects all letters.
         before
-            Only letters before this sequence of the dead-letter queue, so that a confirmed dry run
-            discards no newer ones. Default: all.
+            Only letters before this sequence of the dead-letter queue, so that what you confirm
+            after a dry run discards no newer ones.
         dry_run
             Only count them.
-
-        Raises
-        ------
-        InvalidOption
-            The condition cannot be run. Nothing was discarded.
         """
         return discard_letters(self._context, where, before, dry_run)
 
@@ -708,32 +644,30 @@ class Queue(QueueViews):
     ) -> ReplayReport:
         """Run a handler over messages that a group has settled, and compare the outcomes.
 
-        This is a *shadow replay*. It settles nothing, leases nothing and commits nothing, so live
-        workers do not notice it. What the handler itself does, such as a call of a service, does
-        happen: give it a handler for tests.
+        This *shadow replay* settles, leases and commits nothing, so live workers do not notice it.
+        But what the handler itself does, such as calling a service, does happen: give it a handler
+        for tests.
 
         The handler gets each message once, in order of sequence, as :meth:`ConsumerGroup.work`
-        would call it. Its result is judged by the same rules. A batch's ``lease.ack()`` and the
-        other settles are only noted, and ``lease.append`` writes nothing. ``delivery_count`` is
-        that of the last delivery.
+        would call it, and its result is judged by the same rules. ``lease.ack()`` and the other
+        settles of a batch are only noted, and ``lease.append`` writes nothing. ``delivery_count``
+        is that of the last delivery.
 
         Parameters
         ----------
         handler, mode, format, threads, concurrency, max_messages, timeout
             As for :meth:`ConsumerGroup.work`.
-        group
-            The name of the group. Default: "default".
         since, until
-            Only messages that the group settled from then on, and before then. An aware datetime,
-            or a time before now: seconds, a timedelta, or text such as "7d" or "-7d". Default: all
-            that are retained.
+            Only messages that the group settled from then on, and before then: an aware datetime,
+            or a time before now as seconds, a timedelta, or text such as "7d" or "-7d". Default:
+            all that are retained.
         where
-            SQL over the columns of ``shadow_replay.SETTLED_SCHEMA``, such as
-            ``"outcome = 'dead_lettered' AND key = 'k'"``, as for :meth:`redrive`. Default: all.
+            SQL over the columns of ``shadow_replay.SETTLED_SCHEMA``, such as ``"outcome =
+            'dead_lettered' AND key = 'k'"``, as for :meth:`redrive`.
         limit
-            The most messages: those with the highest sequences. Default: no limit.
+            The most messages: those with the highest sequences.
         on_error
-            What an exception means: "nack" (default): failed. "reject": rejected. "ack": acked.
+            What an exception means: "nack": failed. "reject": rejected. "ack": acked.
         stop
             Ends the replay after the running calls once it is set. The report has what was done.
 
@@ -746,11 +680,8 @@ class Queue(QueueViews):
         Raises
         ------
         GroupNotFound
-            There is no such group.
-        InvalidOption
-            An option is invalid.
-        InvalidHandlerResult
-            The handler returned something that it must not return: a mistake in the program.
+            There is no such group.InvalidHandlerResult The handler returned something that it must
+            not return: a mistake in the program.
         StorageError
             A payload file is out of reach. One that is damaged or missing is counted instead.
         """
@@ -772,14 +703,14 @@ class Queue(QueueViews):
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
         """Accept the place of a queue that was moved or copied. Return it, opened again.
 
-        A queue that is not where it was created refuses to write dead letters to a path outside.
-        Publishers in flight may have to try again.
+        Until then, a queue that is not where it was created refuses to write dead letters to a path
+        outside it. Publishers in flight may have to try again.
 
         Parameters
         ----------
         copy
             True makes it a queue of its own, with a new id. False keeps its id and its dead-letter
-            queue: it was moved, and the old place is gone.
+            queue, because it was moved and the old place is gone.
         dead_letter_path
             Where the dead letters of a copy go. Default: ``dead_letters/`` inside it. Raises
             InvalidOption for a queue that was moved, because it has a dead-letter queue already.
@@ -803,10 +734,7 @@ class Queue(QueueViews):
         delivered again. Stop all workers, publishers and sweeps first, and open their queues again
         afterwards. ``needed`` of the report is False if the tables agree already.
 
-        Parameters
-        ----------
-        dry_run
-            Only count what would change. Default: False.
+        With `dry_run` it only counts what would change.
         """
         return recover(self._context, dry_run)
 
@@ -817,23 +745,13 @@ class Queue(QueueViews):
         message_id: str | None = None,
         key: str | None = None,
     ) -> Trace:
-        """Return a message's whole life over all groups.
+        """Return a message's whole life over all groups. Print it to read it.
 
-        It goes back as far as ``history/``. Print it to read it. ``earlier`` and ``later`` follow
-        redrives of the message.
+        It goes back as far as ``history/``. ``earlier`` and ``later`` follow redrives of the
+        message.
 
-        Parameters
-        ----------
-        sequence
-            The message.
-        message_id, key
-            Instead of a sequence: the newest message with this id, or with this key. :meth:`find`
-            returns the others.
-
-        Raises
-        ------
-        InvalidOption
-            There is no such message, or not exactly one of the three is given.
+        Give one of the three: a sequence, or an id or a key, whose newest message it is.
+        :meth:`find` returns the others. Raises InvalidOption if there is no such message.
         """
         given = {"sequence": sequence, "message_id": message_id, "key": key}
         if sum(value is not None for value in given.values()) != 1:
@@ -872,13 +790,11 @@ class Queue(QueueViews):
 
         Parameters
         ----------
-        group
-            The name of the group.
         first, last
-            Only these sequences. Default: all.
+            Only these sequences.
         outcome
-            Only this one of acked, dead_lettered, dropped, expired, skipped and lost. A dead letter
-            that was redriven ends in the dead-letter queue, see its trace.
+            Only acked, dead_lettered, dropped, expired, skipped or lost. A dead letter that was
+            redriven ends in the dead-letter queue, see its trace.
         payload
             Add message_id, key, value and headers. They are null if the message was trimmed.
         """

@@ -1,7 +1,5 @@
 """Test code that uses a queue, with a queue in memory.
 
-A test moves the queue's clock by hand.
-
     >>> from spark_mq.testing import ManualClock, memory_queue
     >>> clock = ManualClock()
     >>> queue = memory_queue(clock, visibility_timeout="30s")
@@ -11,8 +9,8 @@ A test moves the queue's clock by hand.
     >>> queue.group().stats().ready
     2
 
-The queue in memory has the same Delta tables as one on a disk. Only their files are in memory. It
-exists in one process, so it cannot be pickled, and a Spark stream cannot read it.
+The queue has the same Delta tables as on a disk, but in the memory of one process. So it cannot be
+pickled, and a Spark stream cannot read it.
 """
 
 from __future__ import annotations
@@ -60,8 +58,8 @@ _MAX_ROUNDS = 1_000
 class ManualClock:
     """A clock that only a test moves. Pass it as ``clock`` to a queue.
 
-    It can be pickled. A copy is independent. The commits of a queue on a disk or in an object store
-    carry the time of the machine, not that of a queue's clock.
+    A pickled copy is independent. On a disk or in an object store, a queue's commits carry the time
+    of the machine, not that of its clock.
 
     Parameters
     ----------
@@ -97,7 +95,7 @@ class ManualClock:
         self.notifier.notify()
 
     def set(self, to: datetime) -> None:
-        """Set the clock to an aware datetime, also back."""
+        """Set the clock to an aware datetime, which may be earlier."""
         to_micros(to)  # refuses a naive one
         self._now = to.astimezone(UTC)
         self.notifier.notify()
@@ -111,8 +109,6 @@ def memory_queue(
     **settings: Unpack[CreateOptions],
 ) -> Queue:
     """Return a queue in memory, with a dead-letter queue in memory.
-
-    Raises InvalidOption for an invalid setting.
 
     Parameters
     ----------
@@ -162,20 +158,20 @@ def drain_group(
 ) -> list[ReceivedMessage]:
     """Work until a group is empty. Return what was delivered, in order.
 
-    It is the fixture ``drain`` for queues of your own.
+    The fixture ``drain`` does this for you. Call the function for queues of your own.
 
     Parameters
     ----------
     group
         A group of a queue in memory.
     clock
-        The queue's clock, which is moved to the times of delayed messages and retries. None works
-        only on what is due now.
+        The queue's clock, which is moved to the times of delayed messages and retries. With None,
+        only what is due now is delivered.
     handler
         As for :meth:`spark_mq.ConsumerGroup.work`, also ``async``. Default: all messages are acked.
     **options
-        As for :meth:`spark_mq.ConsumerGroup.work`. The defaults are those there, but
-        ``on_error="raise"`` and ``max_messages=100``.
+        As for :meth:`spark_mq.ConsumerGroup.work`, but by default with ``on_error="raise"`` and
+        ``max_messages=100``.
 
     Raises
     ------
@@ -369,20 +365,14 @@ def run_batch(
     group
         A group of a queue in memory.
     spark
-        A SparkSession. The batch is then a DataFrame. Default: the batch is an Arrow table.
-    max_messages
-        The most messages in the batch. Default: 1,000.
-    on_error
-        "raise" (default), "nack", "reject" or "ack", as for :meth:`spark_mq.ConsumerGroup.work`.
-        "raise" raises the error here.
-    ack
-        "on_success" (default), "on_receive" or "manual", as for
-        :meth:`spark_mq.ConsumerGroup.work`.
+        A SparkSession, which makes the batch a DataFrame. Default: the batch is an Arrow table.
+    on_error, ack
+        As for :meth:`spark_mq.ConsumerGroup.work`. "raise" raises the error here.
 
     Returns
     -------
     FakeBatchLease or None
-        The lease that the function got. None if nothing was due. Then it was not called.
+        The lease that the function got. None if nothing was due, and the function was not called.
     """
     policy = HandlerPolicy.validated(on_error, ack)
     lease = group.lease("test", max_messages=max_messages)

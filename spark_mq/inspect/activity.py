@@ -326,9 +326,9 @@ class ChangeRecord(Record):
     user
         The person, or the user and host of the process. None for a group that a lease created.
     messages
-        The messages that it concerned.
+        How many messages it concerned.
     in_dead_letters
-        Whether the commit is one of the dead-letter queue.
+        Whether the dead-letter queue has the commit.
     detail
         The reason of a pause, discard or dead letter, the settings that a configure changed, a
         seek's target, or the condition of a redrive or a discard of letters. None for other

@@ -48,11 +48,11 @@ class SeekPreview(Record):
         The first sequence that the seek makes unread. It lies after the trim horizon, and at most
         one after the latest sequence.
     skipped
-        Unsettled messages before the position. No worker gets them.
+        Unsettled messages before the position, which no worker gets.
     delivered_again
         Messages from the position on that were settled or leased before.
     fenced_leases
-        Live leases. Their workers can settle nothing after the seek.
+        Live leases, whose workers can settle nothing after the seek.
     """
 
     group: str
@@ -81,7 +81,7 @@ def preview_seek(group: GroupLedger, target: str | int | datetime) -> SeekPrevie
 
 
 class GroupViews:
-    """Looks at a group. They lease nothing and commit nothing.
+    """Views of a group, which lease nothing and commit nothing.
 
     They raise GroupNotFound if there is no such group.
     """
@@ -111,15 +111,9 @@ class GroupViews:
     def lanes(self, top: int | None = 10, *, by: str = "messages") -> Records[LaneInfo]:
         """Return the lanes with the most unsettled messages, each with why it is held back.
 
-        It is empty if the queue has no lanes. In a very large backlog it counts the first million
-        runs of messages in one lane.
-
-        Parameters
-        ----------
-        top
-            The most lanes to return. Default: 10. None for all.
-        by
-            "messages" (default), or "age" for the lanes with the oldest first messages.
+        The list is empty if the queue has no lanes. In a very large backlog, it counts the first
+        million runs of messages in one lane. With ``by="age"``, the lanes with the oldest first
+        messages come first. ``top=None`` returns all lanes.
 
         Examples
         --------
@@ -130,16 +124,10 @@ class GroupViews:
         return Records(list_lanes(self._existing(), top, by))
 
     def hot_keys(self, lane: int, n: int = 10) -> Records[HotKey]:
-        """Return the commonest keys among the first unsettled messages of a lane.
+        """Return the `n` commonest keys among the first unsettled messages of a lane.
 
-        It reads the keys of 10,000 messages at most.
-
-        Parameters
-        ----------
-        lane
-            The lane's number. Raises InvalidOption if the queue has no such lane.
-        n
-            The most keys to return. Default: 10.
+        It reads the keys of 10,000 messages at most. Raises InvalidOption if the queue has no such
+        lane.
         """
         return Records(find_hot_keys(self._existing(), lane, n))
 
@@ -147,7 +135,7 @@ class GroupViews:
         """Return the workers that hold leases or run, the busiest first.
 
         An idle worker is listed if it writes a ``heartbeat``, see
-        :meth:`spark_mq.ConsumerGroup.work`. Looking in an object store costs a listing more than
+        :meth:`spark_mq.ConsumerGroup.work`. In an object store this costs a listing more than
         :meth:`leases`, and a request for each heartbeat.
         """
         return Records(list_workers(self._existing()))
@@ -167,16 +155,10 @@ class GroupViews:
     ) -> Records[PeekedMessage]:
         """Return messages with their state in the group, without a lease.
 
-        In a group with a ``filter``, messages that no lease has examined are ready or unread, also
-        if they do not match.
-
-        Parameters
-        ----------
-        state
-            "ready", "unread", "delayed", "leased", "dead", "blocked", "transferring" or "settled".
-            "ready" contains "unread". Default: all.
-        n, key, message_id, after
-            As for :meth:`spark_mq.Queue.peek`.
+        `state` is "ready" (which contains "unread"), "unread", "delayed", "leased", "dead",
+        "blocked", "transferring" or "settled". The other parameters are those of
+        :meth:`spark_mq.Queue.peek`. In a group with a ``filter``, messages that no lease has
+        examined are ready or unread, even if they do not match.
         """
         messages = peek_group(
             self._context,
@@ -190,26 +172,14 @@ class GroupViews:
         return Records(messages)
 
     def preview_seek(self, to: str | int | datetime) -> SeekPreview:
-        """Return the effects that :meth:`seek` would have, without running it.
-
-        Parameters
-        ----------
-        to
-            As for :meth:`seek`.
-        """
+        """Return the effects that :meth:`seek` would have, without running it."""
         return preview_seek(self._existing(), to)
 
     def slowest(self, n: int = 10, *, since: Duration = "1d") -> Records[MessageRecord]:
-        """Return the messages with the longest time from first delivery to end.
+        """Return the `n` records with the longest time from first delivery to end.
 
-        A dead letter ends when a sweep routes it.
-
-        Parameters
-        ----------
-        n
-            The most records to return. Default: 10.
-        since
-            Only messages that ended within this time, or have not ended. Default: 1 day.
+        With `since`, only messages that ended within this time, or have not ended. A dead letter
+        ends when a sweep routes it.
         """
         return Records(notable_messages(self._context, self.name, n, by="slowest", since=since))
 

@@ -42,14 +42,14 @@ MAX_POSITIONS: Final = 10  # intervals of a lease that are listed
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo(Record):
-    """A lease, as the ledger has it.
+    """A lease, as the ledger has it. Times are aware, in UTC.
 
     Attributes
     ----------
     lease_id, worker_id
         The lease and its holder.
     since, until
-        Its start and its deadline (aware, UTC).
+        Its start and its deadline.
     expired
         Whether the deadline has passed. The next operation of the group gives the messages back.
     messages, size
@@ -90,8 +90,8 @@ class MessagePosition(Record):
     reason, error
         Why it is dead, blocked or dropped, and the text of its last failure.
     outcome
-        How it ended, if it is settled: "acked", "dead_lettered", "dropped", "expired", "skipped",
-        "lost" or "redriven". None if it is not settled, and if the history lacks its end.
+        How it ended: "acked", "dead_lettered", "dropped", "expired", "skipped", "lost" or
+        "redriven". None if it is not settled, or if the history lacks its end.
     settled_at
         When it was settled. None without a known outcome, and before a commit settles a message
         that has expired.
@@ -259,7 +259,8 @@ class WorkerInfo(Record):
     """A worker of a group, with what it holds, and when it was last seen.
 
     A worker without a heartbeat, such as a stream, is listed while it holds a lease. Attributes
-    from ``seen_at`` on are those of the heartbeat that was written last, or None without one.
+    from ``seen_at`` on are those of the heartbeat that was written last, or None without one. Times
+    are aware, in UTC.
 
     Attributes
     ----------
@@ -267,15 +268,15 @@ class WorkerInfo(Record):
         The worker's name. Several processes may use the same one.
     state
         "busy" with a live lease, or if a handler ran when it was last seen. "idle" if it was seen
-        lately, within two intervals of its heartbeat. "gone" otherwise.
+        within two intervals of its heartbeat. "gone" otherwise.
     leases, messages
         Its leases that have not expired, and the messages under them.
     since, until
-        The start of its oldest lease, and its next deadline (aware, UTC), or None without a lease.
+        The start of its oldest lease, and its next deadline, or None without a lease.
     processes
         How many have this name and were seen lately.
     seen_at, started_at
-        When the worker wrote its heartbeat, and when it started (aware, UTC).
+        When the worker wrote its heartbeat, and when it started.
     host, process_id, version
         Its host, its process there, and its version of spark_mq.
     settled

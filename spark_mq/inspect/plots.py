@@ -80,12 +80,8 @@ class QueuePlots:
     ) -> Axes:
         """Draw how many messages were published, and settled by each group, per second.
 
-        Parameters
-        ----------
-        since, every, group
-            As for :meth:`spark_mq.Queue.throughput`. Raises GroupNotFound without such a group.
-        ax
-            Where to draw. Default: a new figure.
+        The parameters are those of :meth:`spark_mq.Queue.throughput`. Raises GroupNotFound without
+        such a group.
         """
         rates: dict[str | None, dict[datetime, float]] = defaultdict(dict)
         messages: Counter[str] = Counter()
@@ -118,14 +114,8 @@ class QueuePlots:
         """Draw the ages at which each group settled messages: median and 95th percentile.
 
         An age counts from the commit that published the message. A cross is the age of a group's
-        oldest unsettled message now.
-
-        Parameters
-        ----------
-        since, every, group
-            As for :meth:`spark_mq.Queue.throughput`. Raises GroupNotFound without such a group.
-        ax
-            Where to draw. Default: a new figure.
+        oldest unsettled message now. The parameters are those of :meth:`spark_mq.Queue.throughput`.
+        Raises GroupNotFound without such a group.
         """
         by_group = _settled_ages(self._context, since, every, group)
         messages: Counter[str] = Counter()
@@ -170,14 +160,8 @@ class QueuePlots:
     ) -> Axes:
         """Draw the messages by state in the lanes of a group, with what holds a lane back.
 
-        Parameters
-        ----------
-        group
-            The group. Raises GroupNotFound if there is none.
-        top, by
-            As for :meth:`spark_mq.ConsumerGroup.lanes`, with 1 to 100 lanes. Default: 20 lanes.
-        ax
-            Where to draw. Default: a new figure.
+        The parameters are those of :meth:`spark_mq.ConsumerGroup.lanes`, with 1 to 100 lanes.
+        Raises GroupNotFound if there is no such group.
         """
         ledger = self._context.group(group)
         ledger.require_group()
@@ -212,15 +196,9 @@ class QueuePlots:
     ) -> Axes:
         """Draw the events of a message, and its states between them, in a row for each group.
 
-        The rows of its redrives follow. There is no bar where the state is not known.
-
-        Parameters
-        ----------
-        sequence, message_id
-            The message, or the newest one with an id. Raises InvalidOption if there is none, or if
-            not exactly one of both is given.
-        ax
-            Where to draw. Default: a new figure.
+        The rows of its redrives follow. There is no bar where the state is not known. The message
+        is that with the sequence, or the newest one with the id. Raises InvalidOption if there is
+        none, or unless exactly one of the two is given.
         """
         (asked,) = named_sequences(self._context, sequence, message_id, 1)
         chain = trace(self._context, asked).chain()

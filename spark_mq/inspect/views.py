@@ -98,17 +98,17 @@ class QueueViews:
     def describe(self, *, lanes: bool = False, durations: bool = False) -> QueueOverview:
         """Return sizes, groups and sweeps of the queue.
 
-        A second call reads only the ledgers that have changed since the first. A group whose
-        ledger is damaged is in ``damaged``, with the reason.
+        A second call reads only the ledgers that have changed since the first. A group whose ledger
+        is damaged is in ``damaged``, with the reason.
 
         Parameters
         ----------
         lanes
-            Also count by priority and lane, for the 20 busiest groups that use them. It may take
-            a tenth of a second for each. Default: no.
+            Also count by priority and lane, for the 20 busiest groups that use them. That may take
+            a tenth of a second for each.
         durations
             Also count how long messages wait for a lease, and leases for their settle, since the
-            first call that asked. Each call reads the commits that followed. Default: no.
+            first call that asked. Each call reads the commits that followed.
 
         Examples
         --------
@@ -131,16 +131,16 @@ class QueueViews:
         """Return whether the queue is healthy, with its problems.
 
         A group that is stopped by a pause, its breaker, a blocked message or a full ledger is a
-        problem, and so is an unreadable ledger. A limit such as ``max_in_flight`` is none.
+        problem, and so is an unreadable ledger. A limit such as ``max_in_flight`` is not.
 
         Parameters
         ----------
         max_unswept
-            The longest time that work may wait for a sweep. Default: 1 hour. None for any.
+            The longest time that work may wait for a sweep. None for any.
         max_age
             The greatest age of an unsettled message. Default: any age.
         max_dead
-            The most dead messages, those in the dead-letter queue included. Default: any number.
+            The most dead messages, including those in the dead-letter queue. Default: any number.
         """
         return check_health(
             self.describe(),
@@ -158,16 +158,10 @@ class QueueViews:
         message_id: str | None = None,
         after: int | None = None,
     ) -> Records[PeekedMessage]:
-        """Return messages of the queue, without a lease.
+        """Return at most `n` messages of the queue, without a lease.
 
-        Parameters
-        ----------
-        n
-            The most messages to return. Default: 10.
-        key, message_id
-            Only messages with this key or id. The search reads these columns of all messages.
-        after
-            Only messages after this sequence.
+        With `key` or `message_id` it returns only messages that have it, and reads these columns of
+        all messages. With `after` it returns only those after this sequence.
         """
         messages = peek_queue(self._context, n, key=key, message_id=message_id, after=after)
         return Records(messages)
@@ -177,12 +171,7 @@ class QueueViews:
     ) -> list[int]:
         """Return the sequences of the newest messages with a key or id, the newest first.
 
-        Parameters
-        ----------
-        key, message_id
-            The key or the id. The search reads these columns of all messages.
-        n
-            The most sequences to return. Default: 10.
+        It returns at most `n`, and reads these columns of all messages.
         """
         validate_count("n", n)
         if key is None and message_id is None:
@@ -194,19 +183,10 @@ class QueueViews:
     ) -> Records[MessagePosition]:
         """Return a message's state in each group, with its lease or outcome.
 
-        It reads the history only if a group has settled the message. It is empty if the queue has
-        no groups. Raises InvalidOption if no retained message has the id, or if not exactly one of
-        the two is given.
-
-        Parameters
-        ----------
-        sequence
-            The message.
-        message_id
-            Instead of a sequence: the newest messages with this id. The search reads the ids of
-            retained messages, from the newest on, until it has found `n`.
-        n
-            The most messages with the id. Default: 10.
+        The message is that with the sequence, or the newest `n` with the id. For these it reads the
+        ids of retained messages, from the newest on. It reads the history only if a group has
+        settled the message. The result is empty if the queue has no groups. Raises InvalidOption if
+        no retained message has the id, or unless exactly one of the two is given.
         """
         validate_count("n", n)
         sequences = named_sequences(self._context, sequence, message_id, n)
@@ -228,9 +208,7 @@ class QueueViews:
         --------
         >>> from spark_mq.testing import memory_queue
         >>> queue = memory_queue()
-        >>> queue.publish(["a", "b"]).messages
-        2
-        >>> queue.group("g").ensure()
+        >>> receipt, group = queue.publish(["a", "b"]), queue.group("g").ensure()
         >>> queue.sql("SELECT state, count(*) AS n FROM messages GROUP BY state").to_pylist()
         [{'state': 'ready', 'n': 2}]
         """
@@ -245,12 +223,7 @@ class QueueViews:
     ) -> ArrowRows:
         """Return the dead letters that are neither redriven nor discarded, without a commit.
 
-        Parameters
-        ----------
-        where
-            SQL or a function, as for :meth:`redrive`. Default: all.
-        limit
-            The most letters to return. Default: all.
+        `where` is as for :meth:`redrive`. `limit` is the most letters to return.
         """
         return ArrowRows(redrive(self._context, where, limit, True, None, to_all_groups=True).table)
 
@@ -263,15 +236,9 @@ class QueueViews:
     def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> ArrowRows:
         """Return dead letters that are neither redriven nor discarded, the newest first.
 
-        It makes no commit. It reads 10,000 letters at most. A dead-letter queue may have those of
-        several queues.
-
-        Parameters
-        ----------
-        n
-            The most letters to return. Default: 50.
-        before
-            Only letters before this sequence of the dead-letter queue. Default: all.
+        It makes no commit, and reads 10,000 letters at most. A dead-letter queue may have those of
+        several queues. `n` is the most letters to return, and `before` a sequence of the
+        dead-letter queue.
         """
         return ArrowRows(self._remaining_letters().newest(validate_count("n", n), before))
 
@@ -279,13 +246,8 @@ class QueueViews:
         """Group dead letters by group, reason and shape of the error.
 
         It leaves out letters that are redriven or discarded, and makes no commit. Errors have one
-        shape if they differ only in numbers, dates, ids, paths and quoted parts.
-
-        Parameters
-        ----------
-        n
-            How many letters to look at, from the newest on. Default: 100,000. None for all, in
-            constant memory.
+        shape if they differ only in numbers, dates, ids, paths and quoted parts. It looks at the
+        newest `n` letters, or with None at all, in constant memory.
 
         Examples
         --------
@@ -303,14 +265,8 @@ class QueueViews:
     ) -> Records[ChangeRecord]:
         """Return the changes that people made to the queue, the newest first.
 
-        Parameters
-        ----------
-        n
-            The most changes to return. Default: 100.
-        since
-            How far to look back. Default: 1 day.
-        group
-            Only changes of this group. Default: of all groups, and of the queue itself.
+        `n` is the most changes to return, and `since` how far to look back. With a group it returns
+        only its changes, otherwise those of all groups and of the queue itself.
         """
         return Records(list_changes(self._context, validate_count("n", n), since, group))
 
@@ -319,17 +275,9 @@ class QueueViews:
     ) -> ArrowRows:
         """Return counts and rates of published, leased, failed and settled messages over time.
 
-        The columns are those of ``inspect.THROUGHPUT_SCHEMA``. Intervals without events are left
-        out.
-
-        Parameters
-        ----------
-        since
-            How far to look back. Default: 1 hour. ``history/`` goes back 30 days by default.
-        every
-            The length of an interval. Default: 1 minute.
-        group
-            Only this group. Default: all.
+        The columns are those of ``inspect.THROUGHPUT_SCHEMA``, and an interval without events has
+        no row. `since` is how far to look back: ``history/`` goes back 30 days by default. `every`
+        is the length of an interval.
         """
         return ArrowRows(throughput(self._context, since=since, every=every, group=group))
 

@@ -25,15 +25,13 @@ def to_message(
     event
         A ``CloudEvent`` of the package cloudevents.
     structured
-        If True, the payload is the whole event as JSON. If False, it is the event's data, and the
+        Whether the payload is the whole event as JSON. Otherwise it is the event's data, and the
         headers have its attributes as ``ce_id``, ``ce_source`` and so on, and ``content-type``.
-        Default: False.
     deduplicate
-        Whether the event's source and id are the ``dedup_id``, for a queue with a
-        ``dedup_window``. Default: False.
+        Whether the event's source and id are the ``dedup_id``, for a queue with a ``dedup_window``.
     **fields
-        The other parameters of :class:`Message`. Headers are added to those of the event. Default
-        of the key: the attribute ``partitionkey``.
+        The other parameters of :class:`Message`. Headers are added to those of the event. The
+        default key is the attribute ``partitionkey``.
 
     Raises
     ------
@@ -73,12 +71,8 @@ def from_message(message: ReceivedMessage) -> Any:
     """Return the event of a message, whose mode its headers show.
 
     With ``ce_*`` headers the payload is the data. Otherwise it must be a whole event as JSON. A key
-    becomes the attribute ``partitionkey``.
-
-    Raises
-    ------
-    InvalidPayload
-        It is no valid event. The text shows no contents.
+    becomes the attribute ``partitionkey``. Raises InvalidPayload, which shows no contents, if it is
+    no valid event.
     """
     kafka = _binding()
     headers = {name: value.encode() for name, value in message.headers.items()}

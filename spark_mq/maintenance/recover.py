@@ -52,23 +52,23 @@ class RecoveryReport(Record):
 
     Attributes
     ----------
-    forgotten : int
-        Messages whose state the groups forget, added up over the groups. ``messages/`` lacks
-        them, or has other messages in their place.
-    unread : int
+    forgotten
+        Messages whose state the groups forget, added up over the groups. ``messages/`` lacks them,
+        or has other messages in their place.
+    unread
         Messages that a group gets, again or for the first time, because it forgets their state.
-    skipped : int
+    skipped
         Trimmed messages that an older ledger took for unsettled.
-    republished : int
+    republished
         Messages that are published again, because nothing knows their sequences any longer.
-    commits, history : int
+    commits, history
         Commits that ``commits/`` described and ``messages/`` lacked, and those that ``history/``
         described and ``leases/`` lacked.
-    dead_letters, redriven : int
+    dead_letters, redriven
         Dead letters that the dead-letter queue lost and gets again, and redriven messages that the
         queue lost and gets again.
-    dead_letter_queue : dict
-        The same counts of the dead-letter queue's own tables.
+    dead_letter_queue
+        The same counts of the dead-letter queue's own tables, as a dict.
     """
 
     forgotten: int = 0

@@ -21,10 +21,10 @@ class RedriveResult(Record):
     """The result of a redrive, or of a dry run.
 
     ``messages`` is the number of letters. ``table`` has the letters of a dry run, with the columns
-    of ``redrive.COLUMNS``. It is None after a redrive. With a transform, the table has what it
-    makes of them in ``new_key``, ``new_value``, ``new_headers`` and ``new_priority``, and the
-    reason in ``transform_error`` if it fails. ``failed`` counts the letters that it fails for,
-    which stay letters, and ``failures`` counts them by the shape of that reason.
+    of ``redrive.COLUMNS``, and is None after a redrive. With a transform, it has what becomes of
+    them in ``new_key``, ``new_value``, ``new_headers`` and ``new_priority``, or the reason in
+    ``transform_error``. ``failed`` counts the letters that the transform fails for, which stay
+    letters, and ``failures`` counts them by the shape of that reason.
 
     ``groups`` counts the messages by the group that alone gets them. It is empty if all groups do,
     or if another queue gets them. ``without_group`` counts the letters that stay because their

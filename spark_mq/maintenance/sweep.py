@@ -46,22 +46,16 @@ class SweepReport(Record):
 
     Attributes
     ----------
-    expired
-        Messages whose lease expired.
-    routed
-        Messages moved to the dead-letter queue.
-    trimmed_files
-        Files dropped from ``messages/``.
-    cleaned_files
-        Files of the tables' logs and of old versions of ``leases/``.
-    indexed_commits
-        Commits of ``messages/`` written down in ``commits/``.
-    archived_commits
-        Commits of ``leases/`` archived in ``history/``.
-    scheduled
-        Messages of schedules that were due, and were published.
-    completed_batches
-        Message batches whose completion message was published.
+    expired, routed
+        Messages whose lease expired, and messages moved to the dead-letter queue.
+    trimmed_files, cleaned_files
+        Files dropped from ``messages/``, and files of the tables' logs and of old versions of
+        ``leases/``.
+    indexed_commits, archived_commits
+        Commits of ``messages/`` written down in ``commits/``, and commits of ``leases/`` in
+        ``history/``.
+    scheduled, completed_batches
+        Messages of schedules, and completion messages of batches, that were published.
     trim_blocked_by
         The groups whose first unsettled message keeps messages that are old enough to go.
     """

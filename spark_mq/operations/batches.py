@@ -1,7 +1,7 @@
 """Close and list the message batches of a queue, and count how their messages ended.
 
 One commit of ``messages/`` closes a batch for all publishers. A commit of ``leases/`` then notes
-it. A kill between both leaves a batch that is closed, but not noted.
+it. A kill between the two leaves a batch that is closed, but not noted.
 """
 
 from __future__ import annotations
@@ -53,16 +53,14 @@ class BatchInfo(Record):
     state
         "open": messages may be published to it. "closed": its messages are not all settled, or no
         sweep has looked since. "complete": the counts are fixed, and the completion message is
-        published, or the next sweep publishes it.
+        published, now or by the next sweep.
     messages
         How many messages the queue has of it.
     settled
-        How many of them each group has settled. For an open batch these are all groups of the
-        queue.
-    groups
-        The groups that must settle it. Empty for an open batch.
-    to
-        The queue of the completion message. None for an open batch.
+        How many of them each group has settled: each group of the queue, while the batch is open.
+    groups, to
+        The groups that must settle it, and the queue of the completion message. For an open batch,
+        there are none and it is None.
     closed_at, completed_at
         When it was closed, and when a sweep found it complete, or None.
     counts

@@ -107,10 +107,8 @@ class MessageOutcome(Record):
         When the commit settled it (aware, UTC).
     delivery_count, failure_count
         Its deliveries and failures.
-    reason
-        Why it was dead or dropped. None if it was neither.
-    error
-        The text of its own last failure, or None.
+    reason, error
+        Why it was dead or dropped, and the text of its own last failure, or None.
     batch_error, batch_size
         The text and the size, if its last failure was that of its whole lease.
     """
@@ -142,10 +140,8 @@ class Trace(Record):
 
     Attributes
     ----------
-    message_id
-        None if the payload was trimmed.
-    retained
-        False if the payload was trimmed.
+    message_id, retained
+        Its id, and True. None and False if the payload was trimmed.
     events
         The events in each group, in order.
     blocked

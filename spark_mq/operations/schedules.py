@@ -1,8 +1,8 @@
 """Define, list, pause, resume and remove the schedules of a queue.
 
-One commit of ``messages/`` changes a schedule for all processes, and a publish that began before
-that commit is computed again. A commit of ``leases/`` then notes the change. A kill between both
-leaves a change that is made, but not noted.
+One commit of ``messages/`` changes a schedule for all processes, and a publish that began before it
+is computed again. A commit of ``leases/`` then notes the change. A kill between the two leaves a
+change that is made, but not noted.
 """
 
 from __future__ import annotations
@@ -65,15 +65,13 @@ class ScheduleInfo(Record):
 
     Attributes
     ----------
-    name
-        The name.
-    cron, every, timezone, starts_at, catch_up, jitter
+    name, cron, every, timezone, starts_at, catch_up, jitter
         The definition, as :meth:`spark_mq.Queue.schedule` gets it.
     value, key, headers, priority
         The message.
     next_at
-        The instant of the next message, which waits for a sweep if it is over. None if the
-        schedule is paused, or no instant follows.
+        The instant of the next message. If it has passed, the message waits for a sweep. None if
+        the schedule is paused, or no instant follows.
     last_at
         The instant of the last message, or None before the first.
     paused_at, pause_reason

@@ -193,24 +193,12 @@ class Converts:
         return to_table(self._rows())
 
     def to_pandas(self) -> Any:
-        """Return the rows as a pandas DataFrame.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            pandas is not installed.
-        """
+        """Return the rows as a pandas DataFrame. Raises ModuleNotFoundError without pandas."""
         _load("pandas")
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> Any:
-        """Return the rows as a polars DataFrame.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            polars is not installed.
-        """
+        """Return the rows as a polars DataFrame. Raises ModuleNotFoundError without polars."""
         return _load("polars").from_arrow(self.to_arrow())
 
 

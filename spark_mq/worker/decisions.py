@@ -52,18 +52,10 @@ class Decision(Exception):
 class Retry(Decision):
     """Try the message again later. The delivery counts as failed.
 
-    Parameters
-    ----------
-    delay
-        When the message is due again. Default: the group's retry policy. A reason needs its name:
-        ``Retry(error="busy")``.
-    error
-        The reason: text or an exception. Default: the exception from which this one was raised.
-
-    Raises
-    ------
-    InvalidOption
-        The delay is not a duration.
+    `delay` is when the message is due again, by default as the group's retry policy says. `error`
+    is the reason: text or an exception, by default the exception from which this one was raised.
+    Give it by its name: ``Retry(error="busy")``. Raises InvalidOption if the delay is not a
+    duration.
 
     Examples
     --------
@@ -84,16 +76,8 @@ class Retry(Decision):
 class Reject(Decision):
     """Make the message a dead letter, because it can never be processed.
 
-    Parameters
-    ----------
-    error
-        The reason: text or an exception. Default: the exception from which this one was raised.
-        A rejected message has no delay.
-
-    Raises
-    ------
-    InvalidOption
-        The reason is a duration, such as "30s".
+    `error` is the reason: text or an exception, by default the exception from which this one was
+    raised. A rejected message has no delay, so a duration such as "30s" raises InvalidOption.
     """
 
     def __init__(self, error: object = None) -> None:
@@ -106,13 +90,7 @@ class Reject(Decision):
 
 
 class Snooze(Decision):
-    """Deliver the message again later. The delivery is not counted.
-
-    Parameters
-    ----------
-    delay
-        When the message is due again.
-    """
+    """Deliver the message again after `delay`. The delivery is not counted."""
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(delay)

@@ -81,8 +81,8 @@ class ReplaySummary(Record):
     unreadable
         Messages whose data file is damaged or missing.
     without_history
-        Retained messages that the group has settled, but nobody knows how or when. Their history
-        has expired, or the group began after them.
+        Retained messages that the group has settled, but nobody knows how or when, because their
+        history has expired or the group began after them.
     stopped_because
         Why the replay ended before the last message. Otherwise an empty string.
     """
@@ -131,12 +131,10 @@ class ReplayReport(Converts):
 
     Attributes
     ----------
-    group
-        The name of the group.
-    summary
-        The counts, a :class:`ReplaySummary`.
+    group, summary
+        The name of the group, and the counts, a :class:`ReplaySummary`.
     table
-        A ``pyarrow.Table`` with a row for each message, in order of sequence. It has the columns of
+        A ``pyarrow.Table`` with a row for each message, in order of sequence, and the columns of
         ``replay_report.REPLAY_SCHEMA``.
     errors
         The errors by shape, a :class:`ReplayError` each, the most frequent first. After 1,000

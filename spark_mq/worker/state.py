@@ -27,16 +27,11 @@ class WorkSummary(Record):
 
     Attributes
     ----------
-    leases
-        Leases handed to the handler.
-    failed
-        Those of them whose handler failed. With ``mode="message"``: messages.
-    settled
-        Messages that ended: acked or rejected. They are not delivered again.
-    acked
-        Messages of these that were acked.
-    rejected
-        Messages of these that were made dead.
+    leases, failed
+        Leases handed to the handler, and those of them whose handler failed. With
+        ``mode="message"``, `failed` counts messages.
+    settled, acked, rejected
+        Messages that ended, and how many of them were acked and how many became dead.
     nacked
         Messages given back after a failure. They are redelivered, except after their last attempt.
     released

@@ -17,12 +17,8 @@ __all__ = ["Avro"]
 class Avro:
     """Avro's binary encoding without a file header. Needs the extra ``spark-mq[avro]``.
 
-    Values are what fastavro has for a schema: a dict for a record, a datetime for a timestamp.
-
-    Parameters
-    ----------
-    schema
-        The schema as JSON text, or as the dict, list or name that this text has.
+    Values are what fastavro has for a schema: a dict for a record, a datetime for a timestamp. The
+    schema is JSON text, or the dict, list or name that this text has.
 
     Raises
     ------
@@ -81,12 +77,8 @@ class Avro:
     def decode(self, payload: bytes, schema: Any = None) -> Any:
         """Return the value of a payload. Raises InvalidPayload.
 
-        Parameters
-        ----------
-        payload
-            One value, and nothing after it.
-        schema
-            The parsed schema with which it was written. Default: that of the format.
+        The payload is one value, and nothing after it. `schema` is the parsed schema with which it
+        was written, by default that of the format.
         """
         source = io.BytesIO(payload)
         try:

@@ -16,15 +16,12 @@ __all__ = ["Protobuf"]
 class Protobuf:
     """A Protobuf message. Needs the extra ``spark-mq[protobuf]``.
 
-    Parameters
-    ----------
-    message_type
-        The class that protoc generated, or one of :meth:`from_descriptors`.
+    `message_type` is the class that protoc generated, or one of :meth:`from_descriptors`.
 
     Examples
     --------
     >>> from google.protobuf.wrappers_pb2 import Int64Value
-    >>> Protobuf(Int64Value).decode(b"\\x08\\x07").value
+    >>> Protobuf(Int64Value).decode(b"\x08\x07").value
     7
     """
 
@@ -44,17 +41,9 @@ class Protobuf:
     def from_descriptors(cls, descriptors: bytes, name: str) -> Protobuf:
         """Return the format of a message that a descriptor set defines.
 
-        Parameters
-        ----------
-        descriptors
-            What ``protoc --include_imports --descriptor_set_out=FILE`` writes.
-        name
-            The full name of the message, such as "shop.Order".
-
-        Raises
-        ------
-        InvalidOption
-            They are no descriptor set, an import is missing, or there is no such message.
+        `descriptors` are what ``protoc --include_imports --descriptor_set_out=FILE`` writes, and
+        `name` is the full name of the message, such as "shop.Order". Raises InvalidOption if they
+        are no descriptor set, an import is missing, or there is no such message.
         """
         message = load_library("google.protobuf.message", "Protobuf", "protobuf")
         pools = load_library("google.protobuf.descriptor_pool", "Protobuf", "protobuf")

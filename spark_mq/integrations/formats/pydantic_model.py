@@ -14,15 +14,8 @@ __all__ = ["Pydantic"]
 class Pydantic:
     """JSON that a Pydantic model validates. Needs the extra ``spark-mq[pydantic]``.
 
-    Parameters
-    ----------
-    model
-        A model, or any other type that Pydantic knows, such as a dataclass or ``list[Order]``.
-
-    Raises
-    ------
-    InvalidOption
-        Pydantic knows no such type, or it is the name of a type, not the type.
+    The model may be any type that Pydantic knows, such as a dataclass or ``list[Order]``. Raises
+    InvalidOption if Pydantic does not know it, or if it is the name of a type.
 
     Examples
     --------
