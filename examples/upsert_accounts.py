@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 
 from spark_mq import Message, Queue
-from spark_mq.spark import for_each_batch, session
+from spark_mq.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,10 +57,9 @@ def main(folder: str) -> None:
             f"WHEN NOT MATCHED THEN INSERT *"
         )
 
-    stream = spark.readStream.format("spark_mq").option("consumerGroup", "accounts")
-    stream = stream.option("valueSchema", CHANGE).option("minPartitions", 8)
-    each = for_each_batch(group, process, on_error="raise", invalid="reject")
-    writer = stream.load(f"{folder}/changes").writeStream.foreachBatch(each)
+    each = group.for_each_batch(process, on_error="raise", invalid="reject")
+    stream = group.read_stream(spark, valueSchema=CHANGE, minPartitions=8)
+    writer = stream.writeStream.foreachBatch(each)
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
     writer.start().awaitTermination()
     found = spark.sql(f"SELECT owner, city, closed, count(*) AS n FROM {table} GROUP BY ALL")

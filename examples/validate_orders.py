@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from spark_mq import Queue
-from spark_mq.spark import for_each_batch, session
+from spark_mq.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,10 +29,9 @@ def main(folder: str) -> None:
             f"{folder}/valid"
         )
 
-    each = for_each_batch(queue.group("validate"), process, on_error="raise", invalid="reject")
-    stream = spark.readStream.format("spark_mq").option("consumerGroup", "validate")
-    stream = stream.option("valueSchema", ORDER)
-    writer = stream.load(f"{folder}/orders").writeStream.foreachBatch(each)
+    group = queue.group("validate")
+    each = group.for_each_batch(process, on_error="raise", invalid="reject")
+    writer = group.read_stream(spark, valueSchema=ORDER).writeStream.foreachBatch(each)
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
     writer.start().awaitTermination()
     queue.sweep()

@@ -6,8 +6,7 @@ side is ``spark_mq.spark``. All errors are here and in ``spark_mq.errors``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_mq import errors
 from spark_mq.errors import *  # noqa: F403
@@ -100,33 +99,12 @@ _MODULES = {
 }
 """The module of each public name. It loads at first use, as a Spark process needs few of them."""
 
-# On top of all modules, so that the core depends on no other product. Each loads at first use.
+# On top of all modules, so that the core depends on no other product, and the Python side not on
+# the Spark side. Each loads at first use.
 INTEGRATIONS["catalog"] = "spark_mq.integrations.unity_catalog"
 INTEGRATIONS["formats"] = "spark_mq.integrations.formats"
 INTEGRATIONS["telemetry"] = "spark_mq.integrations.opentelemetry"
+INTEGRATIONS["for_each_batch"] = "spark_mq.spark.foreach_batch"
+INTEGRATIONS["group_reads"] = "spark_mq.spark.group_reads"
 
 __getattr__, __dir__ = lazy_names(globals(), _MODULES)
-
-
-def _for_each_batch(
-    group: ConsumerGroup,
-    process: Callable[..., Any],
-    *,
-    on_error: str = "nack",
-    more_groups: Iterable[ConsumerGroup] = (),
-    ack: str = "on_success",
-    reader: str = "spark",
-    invalid: str = "keep",
-) -> Callable[[Any, int], None]:
-    # Only here, on top of all modules, may the Python side know the Spark side. pyspark is optional
-    # and slow to load.
-    try:
-        from spark_mq.spark.foreach_batch import for_each_batch
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "for_each_batch needs pyspark, which cannot be imported: install spark-mq[spark]",
-            name=error.name,
-        ) from error
-    return for_each_batch(
-        group, process, on_error, more_groups, ack, reader=reader, invalid=invalid
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +35,7 @@ from spark_mq.operations.settle import (
 )
 from spark_mq.operations.sinks import check_no_sink, configure_command
 from spark_mq.payload_format import Format
+from spark_mq.streaming.group_streams import GroupStreams
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, identify_worker, worker_name
 from spark_mq.util.validation import (
@@ -57,7 +57,7 @@ LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, MessageSelect
 """Leases by id or as objects, or a mapping of these to some sequences, or to None for all."""
 
 
-class ConsumerGroup(GroupViews):
+class ConsumerGroup(GroupViews, GroupStreams):
     """Lease and settle as one group of a queue.
 
     :meth:`spark_mq.Queue.group` returns it, and its first lease creates it. It can be pickled and
@@ -630,34 +630,6 @@ class ConsumerGroup(GroupViews):
         return extend(
             self._ledger, _held(leases), given, sequences=sequences, message_ids=message_ids
         )[0]
-
-    # -- in a stream
-
-    def for_each_batch(
-        self,
-        process: Callable[..., Any],
-        on_error: str = "nack",
-        more_groups: Iterable[ConsumerGroup] = (),
-        ack: str = "on_success",
-        *,
-        reader: str = "spark",
-        invalid: str = "keep",
-    ) -> Callable[[Any, int], None]:
-        """Return a foreachBatch function that settles the rest of each batch.
-
-        Needs pyspark. See :func:`spark_mq.spark.for_each_batch` for the parameters.
-        """
-        # The Spark side stands above this module, and only the whole package knows it.
-        package: Any = sys.modules[__name__.partition(".")[0]]
-        return package._for_each_batch(
-            self,
-            process,
-            on_error=on_error,
-            more_groups=more_groups,
-            ack=ack,
-            reader=reader,
-            invalid=invalid,
-        )
 
 
 def _served(

@@ -39,10 +39,8 @@ def both(tmp_path: Path) -> tuple[Queue, Queue]:
 
 
 def frame(spark: Any, both: tuple[Queue, Queue], **options: Any) -> Any:
-    paths = json.dumps([queue.path for queue in both])
-    return (
-        spark.readStream.format("spark_mq").options(consumerGroup="g", path=paths, **options).load()
-    )
+    one, two = (queue.group("g") for queue in both)
+    return one.read_stream(spark, more_groups=[two], **options)
 
 
 def each(both: tuple[Queue, Queue], process: Callable[..., Any], **options: Any) -> Any:

@@ -40,7 +40,7 @@ def test_a_queue_shows_its_public_members() -> None:
 def test_a_group_shows_its_public_members() -> None:
     assert public(memory_queue().group()) == {
         "ack", "blocked_because", "configure", "ensure", "exists", "expire", "extend",
-        "for_each_batch", "lease", "nack", "name",
+        "for_each_batch", "lease", "nack", "name", "read", "read_stream",
         "pause", "reject", "release", "resume", "seek", "settings", "stats", "unblock", "work",
         "discard", "retry_now", "dead_letter",
         "hot_keys", "lanes", "last_errors", "leases", "most_failing", "priorities", "peek",
