@@ -82,12 +82,15 @@ class FileProblems:
 
     def unsure(self, index: MessageIndex, ranges: Sequence[Range]) -> list[DataFile]:
         """Return the files of some messages that no check found readable, or has filtered."""
-        found = dict[str, int]()
+        unsure, seen_to = dict[str, DataFile](), -1
         for r in ranges:
-            for path, first in index.paths_in(r.first, r.last):
+            if r.last <= seen_to:
+                continue  # another range of the same file
+            for path, first in index.paths_in(max(r.first, seen_to + 1), r.last):
                 if not self.knows(path):
-                    found[path] = first
-        return [index.file_at(first) for first in found.values()]
+                    unsure[path] = index.file_at(first)
+            seen_to = index.end_of_file(r.last)
+        return list(unsure.values())
 
     def knows(self, path: str) -> bool:
         """Return whether a lease needs no further check of a file."""

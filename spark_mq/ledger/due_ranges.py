@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from enum import StrEnum
 from itertools import islice
 from operator import itemgetter
@@ -31,6 +31,7 @@ SUSPECT: Final = AcquireKind.SUSPECT
 LAST: Final = AcquireKind.LAST
 REST: Final = AcquireKind.REST
 
+_CHUNK: Final = 1_000  # rows whose deliveries are read at once
 _first_of: Final = itemgetter(0)
 _SUSPECT: Final[Condition] = ("suspect", "=", True)
 _CLEAR: Final[Condition] = ("suspect", "=", False)
@@ -110,16 +111,19 @@ class DueRanges:
         heads = [Head(found[0], kind) for kind, found in rows.items() if found]
         if not heads or self.attempts is not None:
             return min(heads, default=None)
-        deliveries = self.ledger.values_at("delivery_count", rows[REST])
-        fresh = (
-            row
-            for row, count in zip(rows[REST], deliveries, strict=True)
-            if count < ASSUMED_ATTEMPTS
-        )
-        heads = [Head(row, REST) for row in islice(fresh, 1)]
+        heads = [Head(row, REST) for row in islice(self._seldom_delivered(rows[REST]), 1)]
         if rows[SUSPECT]:
             heads.append(Head(self._longest_due(rows[SUSPECT]), SUSPECT))
         return min(heads) if heads else Head(self._longest_due(rows[REST]), REST)
+
+    def _seldom_delivered(self, rows: Sequence[int]) -> Iterator[int]:
+        """Yield the rows with few deliveries. The first one is usually near the front."""
+        for start in range(0, len(rows), _CHUNK):
+            some = rows[start : start + _CHUNK]
+            counts = self.ledger.values_at("delivery_count", some)
+            yield from (
+                row for row, count in zip(some, counts, strict=True) if count < ASSUMED_ATTEMPTS
+            )
 
     def _longest_due(self, rows: Sequence[int]) -> int:
         """Return the row that is due the longest, of these the least delivered, then the first."""

@@ -119,6 +119,8 @@ def grant_pieces(
     if unread and walk.skips:
         _add_skipped(editor, index, (now, walk.cutoff), unread, walk.reach, rules=rules)
     for row, r in ranges.items():
+        if by_row.get(row) == [(r.first, r.last)]:
+            continue  # all of it is taken
         left = r._replace(lease_id=None) if row in lost else r
         for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
             editor.add(left.slice(first, last, index), r)

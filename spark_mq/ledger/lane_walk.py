@@ -271,6 +271,9 @@ class LaneWalk:
                     return
                 self._take_run(row, begins, (begins + low, begins + high))
         elif count := self.budget.take(first, last):
+            if row is not None and count == self._ledger.message_counts[row]:
+                self.taken.append(SelectedPiece(row, first, last, count))
+                return
             begins = index.first_at_or_after(first) or first
             self.taken.append(SelectedPiece(row, begins, index.nth_from(begins, count), count))
 

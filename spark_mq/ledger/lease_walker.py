@@ -103,7 +103,8 @@ class LeaseWalker:
     def _visit_interval(self, first: int, last: int, ranges: Iterable[tuple[int, Range]]) -> None:
         low: int | None = first
         high: int | None = last
-        if self.index.count(first, last) <= last - first:
+        has_gaps = self.index.count(first, last) <= last - first
+        if has_gaps:
             low, high = self.index.first_at_or_after(first), self.index.last_at_or_before(last)
         if low is None or high is None or low > high:
             self._report_gap(first, last)
@@ -112,7 +113,7 @@ class LeaseWalker:
         head, frontier = self.ledger.head, self.ledger.end_sequence
         self.count_settled(low, min(high, head.start_sequence))
         for row, r in ranges:
-            self._split_at(row, r, low, high)
+            self._split_at(row, r, (low, high), has_gaps=has_gaps)
         if high > frontier:
             self.outcome.add_lost(max(low, frontier + 1), high, "unread")
         self._report_gap(high + 1, last)
@@ -132,9 +133,13 @@ class LeaseWalker:
         if first <= last and not self._whole:
             self.outcome.add_lost(first, last, "no message")
 
-    def _split_at(self, row: int, r: Range, low: int, high: int) -> None:
-        """Change the piece of a row within ``low..high``, which is after those before."""
-        piece = r.slice(low, high, self.index)
+    def _split_at(self, row: int, r: Range, within: Interval, *, has_gaps: bool) -> None:
+        """Change the piece of a row within an interval, which is after those before."""
+        first, last = max(within[0], r.first), min(within[1], r.last)
+        if has_gaps:
+            piece = r.slice(first, last, self.index)
+        else:
+            piece = r.at(first, last, last - first + 1)
         if piece.message_count == 0:
             return
         if r.state == SETTLED:

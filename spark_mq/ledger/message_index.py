@@ -254,6 +254,11 @@ class MessageIndex:
         located = self.files.locate(seq)
         return None if located is None else located[0].file(located[1])
 
+    def end_of_file(self, seq: int) -> int:
+        """Return the last sequence of the file with a message, or -1 if none begins before."""
+        located = self.files.locate(seq)
+        return -1 if located is None else located[0].last_at(located[1])
+
     def may_have(self, first: int, path: str) -> bool:
         """Return whether a file has this first sequence and path, or may be forgotten."""
         file = self.last_file_from(first)

@@ -33,6 +33,7 @@ from spark_mq.ledger.transitions import (
     with_failure,
 )
 from spark_mq.util.clock import MICROSECOND
+from spark_mq.util.collector import without_collections
 from spark_mq.util.validation import truncate_error
 
 __all__ = [
@@ -104,7 +105,7 @@ class Settle(Command[list[SettleOutcome]]):
 
     def apply(self, view: View) -> Change[list[SettleOutcome]]:
         ledger = expire_leases(view.ledger, view.now, view.settings, view.held)
-        ledger, outcomes = settle_all(view, ledger, self.parts)
+        ledger, outcomes = without_collections(lambda: settle_all(view, ledger, self.parts))
         changed = any(outcome.settled or outcome.ended for outcome in outcomes)
         return Change(ledger if changed else None, outcomes, settle_note(self.parts, outcomes))
 
