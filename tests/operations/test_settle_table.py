@@ -1,6 +1,7 @@
-"""What each settle does to each state of a message, line by line.
+"""What the API makes of a settle in each state of a message, line by line.
 
-And once more after ranges have merged.
+The rule itself has such a table in tests/unit/ledger/test_settle.py. Here are the results and the
+errors that callers see, what an object of a lease knows, and the same after ranges have merged.
 
 A line reads: a message in this state, settled by a lease that was granted it, by this verb: so many
 settled, so many already settled, or why not. "lost" is a LeaseLost that names the message and the
@@ -111,17 +112,12 @@ def freeze(queue: Queue) -> None:
     group_ledger_of(queue.group()).run(routing.FreezeDead("routing-1", 10, 100))
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "merged"])
-def case(request: pytest.FixtureRequest, queue: Queue, clock: ManualClock) -> Case:
+@pytest.fixture
+def case(queue: Queue, clock: ManualClock) -> Case:
     receipt = queue.publish(["0", "1", "2"])
     leases = [queue.group().lease(f"w{n}") for n in range(3)]
-    return Case(
-        queue,
-        clock,
-        [lease for lease in leases if lease is not None],
-        list(receipt.sequences),
-        request.param,
-    )
+    held = [lease for lease in leases if lease is not None]
+    return Case(queue, clock, held, list(receipt.sequences), merged=False)
 
 
 def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
@@ -140,9 +136,11 @@ def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
         assert all(why.startswith(reported) for _, _, why in caught.value.data["lost"])
 
 
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", TABLE)
-def test_by_sequence(case: Case, state: str, verb: str) -> None:
+def test_by_sequence(case: Case, state: str, verb: str, merged: bool) -> None:
+    case.merged = merged
     PREPARE[state](case)
     expected = TABLE[state][verb in ("nack", "release")]
     check(
@@ -197,16 +195,6 @@ def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
     with pytest.raises(LeaseLost) as caught:
         group.ack({done.lease_id: None, "no-such-lease": None})
     assert caught.value.data["lease_id"] == "no-such-lease"
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("state", TABLE)
-def test_an_empty_list_is_nothing_to_do_in_any_state(case: Case, state: str, verb: str) -> None:
-    PREPARE[state](case)
-    before = list(group_ledger_of(case.queue.group()).current())
-    assert getattr(case.lease, verb)([]) == SettleResult(0, 0)
-    assert getattr(case.queue.group(), verb)(case.lease.lease_id, []) == SettleResult(0, 0)
-    assert list(group_ledger_of(case.queue.group()).current()) == before
 
 
 EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}

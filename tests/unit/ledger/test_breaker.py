@@ -38,6 +38,15 @@ def broken(messages: int = 100, **settings) -> Group:
     return group
 
 
+@pytest.mark.parametrize("threshold", [2, 7])
+def test_the_threshold_is_a_setting(threshold):
+    group = Group(messages=100, rules=limits(breaker_threshold=threshold))
+    fail(group, threshold - 1)
+    assert state(group) == CLOSED
+    fail(group, 1)
+    assert state(group) == OPEN
+
+
 def test_five_leases_of_different_messages_that_fail_in_a_row_open_it():
     group = Group(messages=100)
     fail(group, 4, size=10)
@@ -189,16 +198,21 @@ def test_a_failure_of_another_lease_does_not_lengthen_the_wait():
     assert breaker(group) == before
 
 
-def test_the_wait_doubles_with_each_failed_trial_up_to_five_minutes():
-    group = broken(max_delivery_attempts=None)
-    waits = []
-    for i in range(7):
-        start = group.now
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        ({}, [10, 20, 40, 80, 160, 300, 300]),
+        ({"breaker_threshold": 1, "breaker_reset_timeout": 60 * SECOND,
+          "breaker_max_wait": 90 * SECOND}, [60, 90, 90]),
+    ],
+)  # fmt: skip
+def test_the_wait_doubles_with_each_failed_trial_up_to_its_cap(settings, waits):
+    group = broken(max_delivery_attempts=None, **settings)
+    for i, wait in enumerate(waits):
+        assert breaker(group).next_trial_at - group.now in (wait * SECOND, wait * SECOND - 1)
         group.now = breaker(group).next_trial_at
-        waits.append(round((group.now - start) / SECOND))
         assert len(group.lease(f"p{i}", 10)) == 1
         group.settle(NACK, f"p{i}", delay=10_000 * SECOND)
-    assert waits == [10, 20, 40, 80, 160, 300, 300]
 
 
 def test_a_trial_that_expires_has_failed():

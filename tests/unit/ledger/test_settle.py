@@ -36,15 +36,21 @@ def test_a_nack_of_the_whole_lease_makes_suspect(how):
     assert group.at(0).message_count == 3
 
 
-def test_backoff_doubles_up_to_its_cap():
-    group = Group(messages=1, rules=limits(max_delivery_attempts=None))
-    waits = []
-    for attempt in range(9):
+@pytest.mark.parametrize(
+    ("retry", "waits"),
+    [
+        ("exponential", [10, 20, 40, 80, 160, 320, 640, 900, 900]),
+        ("linear", [10, 20, 30, 40, 50]),
+        ("constant", [10] * 5),
+    ],
+)
+def test_backoff_grows_as_the_policy_says_up_to_its_cap(retry, waits):
+    group = Group(messages=1, rules=limits(retry=retry, max_delivery_attempts=None))
+    for attempt, wait in enumerate(waits):
         assert group.lease(f"l{attempt}") == [0]
         group.settle(NACK, f"l{attempt}")
-        waits.append((group.at(0).available_at - group.now) // SECOND)
+        assert group.at(0).available_at == group.now + wait * SECOND
         group.now = group.at(0).available_at
-    assert waits == [10, 20, 40, 80, 160, 320, 640, 900, 900]
 
 
 @pytest.mark.parametrize(("jitter", "wait"), [(0.0, 10.0), (0.5, 10.5), (1.0, 11.0)])
@@ -56,11 +62,12 @@ def test_jitter_stretches_a_backoff_by_up_to_a_tenth(jitter, wait):
     assert len(group.ledger) == 1, "drawn once a settle, not once a message"
 
 
-def test_a_given_delay_replaces_backoff_and_jitter():
+@pytest.mark.parametrize("delay", [0, 7])
+def test_a_given_delay_replaces_backoff_and_jitter(delay):
     group = Group()
     group.lease("a")
-    group.settle(NACK, "a", delay=7, jitter=1.0)
-    assert group.at(0).available_at == group.now + 7
+    group.settle(NACK, "a", delay=delay, jitter=1.0)
+    assert group.at(0).available_at == group.now + delay
 
 
 def test_a_nacked_message_is_not_due_before_its_time():
@@ -82,6 +89,56 @@ def test_a_nack_of_the_last_attempt_is_death():
     assert dead == having(
         state=DEAD, reason="max_delivery_attempts", error="failed in b", failure_count=2
     )
+
+
+HOUR = 3600 * SECOND
+FINAL = {
+    # the failures of a message, by the time since the one before; and why the last one is final
+    "a count": ({"max_failures": 2}, [0, 0], "max_failures"),
+    "the first": ({"retry": "none"}, [0], "max_failures"),
+    # The age of the message itself is no matter.
+    "an age since the first failure": (
+        {"max_retry_age": HOUR}, [2 * HOUR, HOUR - 1, 1], "max_retry_age",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("exhausted", "state"), [("dead_letter", DEAD), ("drop", SETTLED), ("block", "blocked")]
+)
+@pytest.mark.parametrize("case", FINAL)
+def test_a_failure_past_a_limit_is_final_and_the_ones_before_are_not(case, exhausted, state):
+    given, waits, reason = FINAL[case]
+    rules = limits(max_delivery_attempts=None, on_max_deliveries=exhausted, **given)
+    group = Group(messages=1, rules=rules)
+    for wait in waits:
+        assert group.state(0) != state
+        group.now += wait
+        lease_id = f"at {group.now}"
+        assert group.lease(lease_id) == [0]
+        group.settle(NACK, lease_id, [0], delay=0)
+    assert group.state(0) == state
+    assert group.ledger.head.counters == ({"dropped": 1} if exhausted == "drop" else {})
+    if exhausted != "drop":
+        assert group.at(0).reason == reason
+
+
+def test_without_retries_an_expiry_is_final_for_a_message_that_was_alone():
+    group = Group(messages=1, rules=limits(retry="none"))
+    group.lease("a")
+    group.expire()
+    assert group.at(0) == having(state=DEAD, reason="max_failures")
+
+
+def test_without_retries_the_innocent_of_a_failed_lease_get_a_turn_alone():
+    group = Group(messages=3, rules=limits(retry="none"))
+    group.lease("together", 3)
+    group.settle(NACK, "together")
+    for seq, verb in enumerate([ACK, NACK, ACK]):
+        group.now += 10 * SECOND
+        assert group.lease(f"alone {seq}", 3) == [seq]
+        group.settle(verb, f"alone {seq}")
+    assert group.states() == "SDS"
 
 
 # -- reject, release
