@@ -129,8 +129,8 @@ def test_a_common_setting_of_a_new_queue_has_its_own_option(
     assert getattr(settings if hasattr(settings, name) else settings.group, name) == value
 
 
-def test_a_wrong_setting_is_refused_in_one_line(run: Run, process: Run, tmp_path: Path) -> None:
-    done = process("queue", "create", tmp_path / "q", "--set", "max_in_fligth=7", expect=2)
+def test_a_wrong_setting_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+    done = run("queue", "create", tmp_path / "q", "--set", "max_in_fligth=7", expect=2)
     assert "max_in_fligth" in done.err
     assert "max_in_flight" in done.err
     assert not done.out
@@ -670,11 +670,11 @@ def test_work_counts_an_exit_of_the_function_as_a_failure(
 
 
 def test_work_that_leaves_messages_exits_with_1_and_the_cause(
-    run: Run, process: Run, queue: Queue, handlers: str
+    run: Run, queue: Queue, handlers: str
 ) -> None:
     here = ("-q", queue.path, "-g", "new", "--until", "empty", "-o", "json")
     queue.group("new").pause("migration")
-    done = process("work", "handlers:good", *here, expect=1)
+    done = run("work", "handlers:good", *here, expect=1)
     assert "migration" in done.row["blocked_because"]
     assert "migration" in done.err
     assert "Ready: 5 messages" in done.err
@@ -682,6 +682,7 @@ def test_work_that_leaves_messages_exits_with_1_and_the_cause(
     assert run("work", "handlers:good", *here).row["blocked_because"] == ""
 
 
+@pytest.mark.slow
 def test_work_and_sweep_end_cleanly_after_sigterm(
     queue: Queue, handlers: str, tmp_path: Path
 ) -> None:
@@ -704,6 +705,7 @@ def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event() -> No
         assert stop.wait(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -732,6 +734,7 @@ def test_many_sigterms_at_random_moments_end_a_command(
     assert process.returncode in (0, -signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
     queue: Queue, handlers: str, tmp_path: Path, presses: int
@@ -817,10 +820,18 @@ def test_throughput_counts_in_intervals(run: Run, queue: Queue) -> None:
     assert "never" in run(*here, "--since", "never", expect=2).err
 
 
-def test_check_exits_with_1_and_the_reason(run: Run, process: Run, queue: Queue) -> None:
+@pytest.mark.slow
+def test_a_process_exits_as_its_command_says(process: Run, queue: Queue) -> None:
+    assert process("check", "-q", queue.path).out == "healthy\n"
+    assert "too_many_dead" in process("check", "-q", queue.path, "--max-dead", 0, expect=1).out
+    assert "no consumer" in process("peek", "-q", queue.path, "-g", "none", expect=3).err
+    assert "--set" in process("queue", "configure", queue.path, "--set", "x", expect=2).err
+
+
+def test_check_exits_with_1_and_the_reason(run: Run, queue: Queue) -> None:
     here = ("check", "-q", queue.path)
-    assert process(*here).out == "healthy\n"
-    done = process(*here, "--max-dead", 0, "--max-age", "1us", "-o", "json", expect=1)
+    assert run(*here).out == "healthy\n"
+    done = run(*here, "--max-dead", 0, "--max-age", "1us", "-o", "json", expect=1)
     checks = [problem["check"] for problem in done.row["problems"]]
     assert sorted(checks) == ["too_many_dead", "too_old"]
     assert "too_many_dead" in run(*here, "--max-dead", 0, expect=1).out
@@ -829,6 +840,7 @@ def test_check_exits_with_1_and_the_reason(run: Run, process: Run, queue: Queue)
     assert run(*here, "--max-unswept", "none").code == 0
 
 
+@pytest.mark.slow
 def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     pytest.importorskip("starlette")
@@ -881,11 +893,9 @@ def test_peek_follows_messages_and_ends(run: Run, queue: Queue) -> None:
         assert "--after" in run("peek", "-f", "-q", queue.path, "--after", wrong, expect=2).err
 
 
-def test_a_few_options_are_read_from_the_environment(
-    run: Run, process: Run, queue: Queue, handlers: str
-) -> None:
+def test_a_few_options_are_read_from_the_environment(run: Run, queue: Queue, handlers: str) -> None:
     where = {"SPARK_MQ_QUEUE": queue.path, "SPARK_MQ_GROUP": "billing"}
-    rows = process("peek", "--state", "dead", SPARK_MQ_OUTPUT="json", **where).rows
+    rows = run("peek", "--state", "dead", SPARK_MQ_OUTPUT="json", **where).rows
     assert [row["message_id"] for row in rows] == ["id-bad"]
     run("group", "describe", "audit", SPARK_MQ_QUEUE=queue.path)
     assert run("peek", SPARK_MQ_STORAGE_OPTION="a=b c", expect=2, **where).err.count("'c'") == 1
@@ -940,6 +950,7 @@ def test_a_variable_is_never_an_argument_of_what_destroys(
     assert Queue.open(queue.path).groups() == queue.groups()
 
 
+@pytest.mark.slow
 def test_the_variables_of_a_kubernetes_service_change_nothing(queue: Queue) -> None:
     pytest.importorskip("starlette")
     process = started("web", queue.path, "--port", "0", SPARK_MQ_PORT="tcp://10.0.0.1:9465")
@@ -948,6 +959,7 @@ def test_the_variables_of_a_kubernetes_service_change_nothing(queue: Queue) -> N
     assert process.communicate(timeout=60) == ("", "")
 
 
+@pytest.mark.slow
 def test_a_pipe_that_closes_early_is_no_error(queue: Queue) -> None:
     Queue.open(queue.path).publish(["x" * 1000] * 3_000)
     process = started("peek", "-q", queue.path, "-n", "5000", "-o", "json")
@@ -964,6 +976,7 @@ def test_a_table_in_a_pipe_is_not_cut(run: Run, tmp_path: Path) -> None:
     assert line.startswith(queue.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_offers_commands(shell: str) -> None:
     words = {"COMP_WORDS": "spark-mq queue ", "COMP_CWORD": "2",
@@ -982,6 +995,7 @@ def completed(how: str, words: dict[str, str]) -> str:
     return run_program(program, **words, _SPARK_MQ_COMPLETE=how).out
 
 
+@pytest.mark.slow
 def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
     text = f"spark-mq replay --queue {queue.path} --group "
     done = completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": "5"})
@@ -997,6 +1011,7 @@ def completion_of(text: str) -> list[str]:
     return completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": place}).split()
 
 
+@pytest.mark.slow
 def test_completion_offers_queues_and_folders(queue: Queue, tmp_path: Path) -> None:
     Queue.create(tmp_path / "shop" / "returns", durable=False)
     (tmp_path / "shop" / "file").touch()
@@ -1010,6 +1025,7 @@ def test_completion_offers_queues_and_folders(queue: Queue, tmp_path: Path) -> N
     assert complete_queues("s3://bucket/") == complete_queues(f"{tmp_path}/none/x") == []
 
 
+@pytest.mark.slow
 def test_completion_offers_the_settings_that_a_command_changes() -> None:
     default = settings_of(GroupSettings)["retry_delay"].shown_default
     given = "spark-mq group configure billing -q x --set retry_d"
@@ -1017,6 +1033,7 @@ def test_completion_offers_the_settings_that_a_command_changes() -> None:
     assert completion_of("spark-mq queue configure x --set retry_d") == []
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named_in_one_line() -> None:
     program = (
         "import sys; sys.modules['typer'] = None; from spark_mq.interfaces.cli import main; main()"

@@ -150,6 +150,7 @@ def commits_below(folder: Path) -> set[Path]:
     return set(folder.rglob("_delta_log/*.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [
     {"PYTHONIOENCODING": "ascii"},
     pytest.param({"PYTHONIOENCODING": "latin-1"}, marks=pytest.mark.slow),

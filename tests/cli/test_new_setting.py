@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.blocks import ROOT
 
+pytestmark = pytest.mark.slow  # each change is tried in a process of its own
+
 FIELD = """    {name}: timedelta = setting(kinds.Duration(), "9s", "How long a {owner} naps.")
 
 """

@@ -58,14 +58,12 @@ def test_the_report_is_text_or_json(run: Run, queue: Queue) -> None:
     assert "\x1b" not in run(*words).out
 
 
-def test_fail_if_worse_exits_with_1_only_for_a_worse_outcome(
-    run: Run, process: Run, queue: Queue
-) -> None:
+def test_fail_if_worse_exits_with_1_only_for_a_worse_outcome(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path, "-g", "billing", "--since", "-1d", "--fail-if-worse")
     run("replay", "changed:same", *here)
     run("replay", "changed:fixed", *here)
     worse = ("replay", "changed.py:broken", *here, "--mode", "message")
-    assert "2 worse" in process(*worse, expect=1).out
+    assert "2 worse" in run(*worse, expect=1).out
     run(*worse, "--where", "outcome = 'dead_lettered'")
     assert "fine" in run(*worse, "--limit", 1, expect=1).out
     run(*worse[:-3], "--mode", "message")  # without --fail-if-worse

@@ -97,6 +97,7 @@ def start() -> Iterator[Callable[..., Terminal]]:
         one.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
@@ -115,6 +116,7 @@ def test_a_live_view_gives_the_terminal_back(
     assert terminal.ends(), terminal.seen[-2_000:]
 
 
+@pytest.mark.slow
 def test_a_key_refreshes_a_view_and_a_failure_leaves_the_last_one(
     shop: Path, start: Callable[..., Terminal]
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_key_refreshes_a_view_and_a_failure_leaves_the_last_one(
     assert terminal.shows("published 32")
 
 
+@pytest.mark.slow
 def test_a_view_that_is_too_long_ends_with_an_ellipsis(
     shop: Path, start: Callable[..., Terminal]
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_view_that_is_too_long_ends_with_an_ellipsis(
     assert b"worker-7" not in terminal.seen
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii_works(shop: Path, start: Callable[..., Terminal]) -> None:
     Queue.open(shop / "orders").group("shipping").pause("Bücher \x1b[31m fehlen")
     terminal = start(shop, PYTHONIOENCODING="ascii")

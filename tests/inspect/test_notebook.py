@@ -252,6 +252,7 @@ def test_results_convert_to_data_frames(queue: Queue, lease: Any, library: str) 
     assert len(getattr(queue.group("billing").peek(), f"to_{library}")()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_conversion_names_what_is_missing(library: str) -> None:
     program = (

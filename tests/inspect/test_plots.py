@@ -268,6 +268,7 @@ def test_a_plot_is_drawn_into_given_axes(queue: Queue) -> None:
     assert plt.get_fignums() == [figure.number]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["throughput()", "ages()", "lanes('g')", "life(sequence)"])
 def test_without_matplotlib_the_error_names_the_extra(call: str) -> None:
     program = (

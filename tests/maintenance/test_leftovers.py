@@ -86,6 +86,7 @@ def test_the_file_of_a_dead_publish_goes_after_a_day(
     assert unreadable(queue) == []
 
 
+@pytest.mark.slow
 def test_the_file_of_a_killed_process_goes_after_a_day(
     delta_queue: Make, clock: ManualClock
 ) -> None:

@@ -45,6 +45,7 @@ def run(code: str, *arguments: object) -> list[str]:
 # -- descriptors
 
 
+@pytest.mark.slow
 def test_many_groups_and_queues_need_few_descriptors(tmp_path: Path) -> None:
     """A handle kept two files open for each group: 128 descriptors ended at the 56th."""
     code = """
@@ -200,6 +201,7 @@ def test_routing_and_redrive_need_little_memory(tmp_path: Path, count: int, size
         assert peak < PROCESS_MB
 
 
+@pytest.mark.slow
 def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:
     """The objects of 200,000 files took 210 MB."""
     code = """

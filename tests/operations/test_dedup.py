@@ -195,6 +195,7 @@ def publish_all(path: str, who: int, results: Any) -> None:
     results.put(taken)
 
 
+@pytest.mark.slow
 def test_processes_publish_each_id_once(delta_queue: Make) -> None:
     queue = delta_queue(dedup_window="1h")
     spawn = multiprocessing.get_context("spawn")

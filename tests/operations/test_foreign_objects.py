@@ -242,6 +242,7 @@ def test_an_interrupt_in_a_task_of_a_coroutine_ends_the_loop() -> None:
         once_each().group().work(handle, mode="message", until="settled")
 
 
+@pytest.mark.slow
 def test_a_child_of_a_process_pool_that_dies_is_a_failure_of_its_message() -> None:
     queue = once_each()
 
@@ -261,6 +262,7 @@ def _leave(path: str) -> None:
     Queue.open(path).group().work(lambda _: os._exit(0), heartbeat="off")
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_itself_leaves_its_lease_to_expire_as_a_failure(
     delta_queue: Callable[..., Queue], clock: ManualClock
 ) -> None:

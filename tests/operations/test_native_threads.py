@@ -62,6 +62,7 @@ print(json.dumps(started))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are listed on Linux")
 def test_no_call_leaves_a_thread_of_pyarrow(tmp_path: Path) -> None:
     done = subprocess.run(

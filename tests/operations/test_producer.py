@@ -147,6 +147,7 @@ with Queue.open(sys.argv[1]).publisher(max_messages=7, linger="1ms", producer_id
 """
 
 
+@pytest.mark.slow
 def test_killed_processes_repeat_and_skip_nothing(delta_queue: Make) -> None:
     queue = delta_queue()
     for kills in (2, 5, 0):

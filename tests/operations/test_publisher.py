@@ -248,6 +248,7 @@ def test_an_error_in_the_with_block_loses_nothing_that_was_handed_in(queue: Queu
     assert commits(queue) == [1]
 
 
+@pytest.mark.slow
 def test_a_publisher_that_nobody_closed_is_closed_with_the_interpreter(delta_queue: Make) -> None:
     queue = delta_queue()
     script = (

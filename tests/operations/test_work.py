@@ -572,6 +572,7 @@ def _worker(path: str, started: Any, go_on: Any) -> None:
     os._exit(10 + summary.settled)
 
 
+@pytest.mark.slow
 def test_on_sigterm_a_worker_process_finishes_what_it_has_in_hand(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "queue")
     queue.publish([Message("a"), Message("b")])

@@ -129,6 +129,7 @@ def _identity(_: int) -> tuple[int, str]:
     return os.getpid(), identify_worker("w")
 
 
+@pytest.mark.slow
 def test_each_process_has_an_identity_of_its_own() -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         found = dict(pool.map(_identity, range(8), chunksize=1))

@@ -100,6 +100,7 @@ def test_a_value_that_is_cut_is_invalid(value: dict[str, Any], data: Any) -> Non
 HUGE = b"\x80\x80\x80\x80\x80\x80\x80\x80\x20"  # 2**60 as a varint with zigzag
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "payload"),
     [
@@ -338,6 +339,7 @@ def test_a_descriptor_set_needs_its_message() -> None:
             Protobuf.from_descriptors(descriptors, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "call", "extra"),
     [

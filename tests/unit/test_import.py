@@ -69,6 +69,7 @@ assert style.content == {style!r}
 """
 
 
+@pytest.mark.slow
 def test_the_package_runs_from_an_archive(tmp_path: Path) -> None:
     archive = tmp_path / "all.zip"
     with zipfile.ZipFile(archive, "w") as opened:
@@ -96,6 +97,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True])
 def test_without_zones_of_the_machine_the_package_brings_them(tmp_path: Path, hidden: bool) -> None:
     tzdata = "None" if hidden else "__import__('tzdata')"
@@ -116,6 +118,7 @@ def test_the_package_needs_no_extra() -> None:
     run(program)
 
 
+@pytest.mark.slow
 def test_the_provider_without_airflow_names_its_extra() -> None:
     program = (
         "import sys; sys.modules['airflow'] = None\n"
@@ -133,6 +136,7 @@ def test_each_public_name_is_there_on_first_use() -> None:
         spark_mq.nothing_like_it  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_stream_function_can_be_made_from_a_group_alone() -> None:
     program = (
         "from spark_mq.testing import memory_queue; "

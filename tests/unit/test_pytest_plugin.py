@@ -137,12 +137,14 @@ def run(folder: Path, text: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_fixtures_serve_a_users_tests(tmp_path: Path) -> None:
     code, output = run(tmp_path, PASSING)
     assert code == 0, output
     assert "5 passed" in output
 
 
+@pytest.mark.slow
 def test_the_assertions_fail_if_they_do_not_hold(tmp_path: Path) -> None:
     code, output = run(tmp_path, FAILING)
     assert code == 1

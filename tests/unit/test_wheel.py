@@ -49,6 +49,7 @@ def sdist(dist: Path) -> Path:
     return built
 
 
+@pytest.mark.slow
 def test_the_wheel_contains_each_module_each_job_and_the_settings(wheel: Path) -> None:
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     library = {
@@ -62,6 +63,7 @@ def test_the_wheel_contains_each_module_each_job_and_the_settings(wheel: Path) -
     assert names == library | jobs | settings | {"pyspark_mq.py"}
 
 
+@pytest.mark.slow
 def test_the_wheel_has_its_types_templates_licences_and_commands(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     names = {*archive.namelist()}
@@ -81,6 +83,7 @@ def test_the_wheel_has_its_types_templates_licences_and_commands(wheel: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_the_metadata_names_licences_and_classifiers_that_an_index_accepts(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
@@ -93,6 +96,7 @@ def test_the_metadata_names_licences_and_classifiers_that_an_index_accepts(wheel
     assert {*listed} <= known_classifiers
 
 
+@pytest.mark.slow
 def test_the_sdist_has_the_sources_tests_and_pages_and_builds_the_same_wheel(
     sdist: Path, wheel: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from support.commands import in_a_process, run_program, started
 from spark_mq import Queue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_serves_until_a_signal(queue: Queue, end: signal.Signals) -> None:
     secrets = {"SPARK_MQ_WEB_PASSWORD": "correct horse battery",
@@ -38,6 +39,7 @@ def test_other_machines_need_a_password(tmp_path: Path) -> None:
         assert (done.out, len(done.err.splitlines())) == ("", 1)
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named_in_one_line() -> None:
     program = (
         "import sys; sys.modules['starlette'] = None; sys.argv = ['spark-mq', 'web']; "
