@@ -644,7 +644,8 @@ def _served(
     for other, _ in more:
         if not isinstance(other, ConsumerGroup):
             raise InvalidOption(
-                f"more_groups={short_repr(other)} is no group: give groups, or {{group: handler}}",
+                f"more_groups={short_repr(other)} is not a group: give groups, or "
+                "{group: handler}",
                 option="more_groups",
                 value=other,
             )

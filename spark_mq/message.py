@@ -303,7 +303,7 @@ def _problem(m: Message) -> str | None:
             return f"a {name} of type {type(given).__name__}: give str"
     headers = _header_texts(m.headers)
     if headers is None:
-        return "headers that are no mapping from str to str: leave out a header without a value"
+        return "headers that aren't a mapping from str to str: leave out a header without a value"
     texts = [m.value, m.key, m.message_id, m.dedup_id, *headers]
     if not all(_is_utf8(text) for text in texts if isinstance(text, str)):
         return "text that has no UTF-8 form (a lone surrogate)"
@@ -355,8 +355,8 @@ def check_past(option: str, at: Any, now: int) -> int:
         return max(EARLIEST, now - validate_duration(option, back, zero=True))
     except InvalidOption:
         raise InvalidOption(
-            f"{option}={short_repr(at)} is no datetime with a time zone, nor a time before now: "
-            "give seconds, a timedelta, or text like '7d' or '2026-01-31T12:00:00Z'",
+            f"{option}={short_repr(at)} is neither a datetime with a time zone nor a time before "
+            "now: give seconds, a timedelta, or text like '7d' or '2026-01-31T12:00:00Z'",
             option=option,
             value=at,
         ) from None
@@ -446,7 +446,7 @@ def _decode_text(value: bytes, sequence: int) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise InvalidPayload(
-            f"message {sequence} is no text: byte {error.start} is no UTF-8. Use its value, or "
+            f"message {sequence} is not text: byte {error.start} is not UTF-8. Use its value, or "
             "reject it",
             sequence=sequence,
         ) from None

@@ -71,13 +71,13 @@ class Json:
         try:
             return json.loads(payload.decode(), parse_constant=_refuse_constant)
         except UnicodeDecodeError as error:
-            why = f"byte {error.start} is no UTF-8"
+            why = f"byte {error.start} is not UTF-8"
         except json.JSONDecodeError as error:
             why = f"{error.msg} at character {error.pos}"
         except (ValueError, RecursionError) as error:
             why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidPayload(f"no JSON: {why}")
+        raise InvalidPayload(f"not JSON: {why}")
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -110,7 +110,9 @@ def to_storage_error(
     elif code in _REFUSED_CODES or isinstance(error, PermissionError) or _REFUSED.search(said):
         advice = "The store refuses access. Make it readable and writable for this user and retry"
     elif code in _NO_FOLDER_CODES:
-        advice = "A part of the path is no folder. Correct the path, or remove what is in its place"
+        advice = (
+            "Part of the path is not a folder. Correct the path, or remove what is in its place"
+        )
     elif _NO_BUCKET.search(said):
         advice = "There is no such bucket. Correct the path, or create the bucket"
     elif _WRONG_REGION.search(said):

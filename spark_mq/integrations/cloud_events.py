@@ -80,7 +80,7 @@ def from_message(message: ReceivedMessage) -> Any:
         return kafka.from_kafka_event(kafka.KafkaMessage(headers, message.key, message.value))
     except Exception as error:  # The package has no error of its own for damaged events.
         raise InvalidPayload(
-            f"message {message.sequence} is no CloudEvent ({type(error).__name__})",
+            f"message {message.sequence} is not a CloudEvent ({type(error).__name__})",
             sequence=message.sequence,
         ) from None
 

@@ -62,8 +62,8 @@ def condition_of(
     if callable(where):
         return _Function(where)
     raise InvalidOption(
-        f'where={short_repr(where)} is no condition: give SQL like "{example}", or a function of '
-        "a mapping of the columns",
+        f'where={short_repr(where)} is not a condition: give SQL like "{example}", or a function '
+        "of a mapping of the columns",
         option="where",
         value=where,
     )

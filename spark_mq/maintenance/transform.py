@@ -90,7 +90,7 @@ def _repair_of(transform: Any, stop: threading.Event | None) -> Repair:
     if callable(transform) and not isinstance(transform, type):
         return _Function(transform)
     raise InvalidOption(
-        f"transform={short_repr(transform)} is no repair: give SQL for the new value, such as "
+        f"transform={short_repr(transform)} is not a repair: give SQL for the new value, such as "
         f"{_EXAMPLE}, or a function of a ReceivedMessage",
         option="transform",
         value=transform,

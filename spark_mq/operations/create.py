@@ -427,6 +427,6 @@ def place_of(to: Any) -> str:
         return str(path)
     if not isinstance(to, str | os.PathLike) or not os.fspath(to):
         raise InvalidOption(
-            f"to={short_repr(to)} is no queue: give a queue, or its path", option="to", value=to
+            f"to={short_repr(to)} is not a queue: give a queue, or its path", option="to", value=to
         )
     return absolute_path(to, "to")

@@ -185,7 +185,7 @@ def _rule(
         starts_at = parse_instant("starts_at", starts_at)
     if starts_at is not None and not isinstance(starts_at, datetime):
         # A time from now would be another one each time that the schedule is defined.
-        raise invalid("starts_at", starts_at, f"is no instant: {_GIVE_INSTANT}")
+        raise invalid("starts_at", starts_at, f"is not an instant: {_GIVE_INSTANT}")
     if starts_at is not None and starts_at.tzinfo is None:
         raise invalid("starts_at", starts_at, f"has no time zone: {_GIVE_INSTANT}")
     return Recurrence(

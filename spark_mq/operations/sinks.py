@@ -71,8 +71,8 @@ def _clean(given: Mapping[str, Any]) -> dict[str, Any]:
     if (sink := settings.get("sink")) is not None:
         if not isinstance(sink, str | os.PathLike) or not os.fspath(sink):
             raise InvalidOption(
-                f"sink={short_repr(sink)} is no path: give the path or URI of a Delta table or a "
-                "queue, such as queue.path",
+                f"sink={short_repr(sink)} is not a path: give the path or URI of a Delta table or "
+                "a queue, such as queue.path",
                 option="sink",
                 value=sink,
             )

@@ -335,7 +335,7 @@ _MAKERS: Final[dict[str, Any]] = {
 }
 _TEXT_FORMS: Final = {
     "binary": "the text is not base64",
-    "date": "the text is no date such as 2026-01-31",
-    "timestamp": "the text is no instant with a zone such as 2026-01-31T12:00:00Z",
-    "timestamp_ntz": "the text is no time without a zone such as 2026-01-31T12:00:00",
+    "date": "the text is not a date such as 2026-01-31",
+    "timestamp": "the text is not an instant with a zone such as 2026-01-31T12:00:00Z",
+    "timestamp_ntz": "the text is not a time without a zone such as 2026-01-31T12:00:00",
 }

@@ -95,7 +95,7 @@ def _tokens(text: str) -> list[str]:
     while text[at:].strip():
         match = _TOKEN.match(text, at)
         if match is None:
-            raise _error(text, f"{text[at:].strip()[:20]!r} is no part of a schema")
+            raise _error(text, f"{text[at:].strip()[:20]!r} is not part of a schema")
         tokens.append(match[0].strip())
         at = match.end()
     return tokens
@@ -103,8 +103,8 @@ def _tokens(text: str) -> list[str]:
 
 def _error(text: str, reason: str) -> InvalidOption:
     return InvalidOption(
-        f"{_OPTION}={short_repr(text)} is no schema of JSON values: {reason}. Give columns such as "
-        f"'id INT, items ARRAY<STRING>'",
+        f"{_OPTION}={short_repr(text)} is not a schema of JSON values: {reason}. Give columns such "
+        f"as 'id INT, items ARRAY<STRING>'",
         option=_OPTION,
         value=text,
     )

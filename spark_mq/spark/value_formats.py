@@ -75,7 +75,7 @@ class _Text:
         try:
             return payload.decode()
         except UnicodeDecodeError as error:
-            raise InvalidPayload(f"no text: byte {error.start} is not UTF-8") from None
+            raise InvalidPayload(f"not text: byte {error.start} is not UTF-8") from None
 
 
 class FormatParser:

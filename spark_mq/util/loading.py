@@ -49,7 +49,7 @@ def load_handler(
     """Return the function that MODULE:FUNCTION or FILE.py:FUNCTION names. Raise InvalidOption."""
     function = load_named(text, what, "function", load)
     if not callable(function):
-        raise InvalidOption(f"{what}: {text} is no function", option="handler", value=text)
+        raise InvalidOption(f"{what}: {text} is not a function", option="handler", value=text)
     loaded: Callable[..., Any] = function
     return loaded
 

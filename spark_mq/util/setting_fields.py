@@ -346,7 +346,7 @@ class Weights(Kind):
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             weight = 0
         if not 0.01 <= weight <= 100:
-            raise invalid(name, {key: value}, "is no weight: use a number from 0.01 to 100")
+            raise invalid(name, {key: value}, "is not a weight: use a number from 0.01 to 100")
         return weight
 
     def show(self, value: Mapping[str, float]) -> str:

@@ -172,7 +172,7 @@ class Expression:
     def _without_values(self, error: Exception) -> str:
         """Return what is wrong with the expression itself. There were no rows to quote."""
         if isinstance(error, TypeError):
-            return "it is no valid Unicode text"
+            return "it isn't valid Unicode text"
         text = str(error).partition("\n")[0].rstrip(".!")
         _, quoted, rest = text.partition('Referenced column "')
         name = rest.partition('"')[0]

@@ -153,7 +153,7 @@ def validate_error(value: Any, option: str = "error") -> str | None:
     """Validate the text of a failure or of another reason. None is valid."""
     if value is None or isinstance(value, str):
         return value
-    raise invalid(option, value, "is no text: give a str, for example str(exception)")
+    raise invalid(option, value, "is not text: give a str, for example str(exception)")
 
 
 def truncate_error(text: str) -> str:

@@ -529,7 +529,9 @@ def test_dead_letters_are_repaired_by_sql_or_a_function(
     checked = (*here, "--transform", f"{file}:g", "--format", f"{file.parent}/shapes.py:ORDER")
     trial = run("dlq", "redrive", *checked, "--dry-run")
     assert "0 would be redriven. The transform fails for 1" in trial.err
-    assert "1 letter: the format refuses it: no JSON: Expecting value at character <n>" in trial.err
+    assert (
+        "1 letter: the format refuses it: not JSON: Expecting value at character <n>" in trial.err
+    )
     assert run("dlq", "redrive", *checked, "-y", "-o", "json", expect=1).row["failed"] == 1
     wrong = run("dlq", "redrive", *checked[:-1], f"{file}:g", "-y", expect=2)
     assert "format='g' cannot encode and decode" in wrong.err

@@ -363,7 +363,7 @@ def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> N
     assert refused.value.data["option"] == "to"
     wrong: list[Any] = ["", 5, queue.group()]
     for to in wrong:
-        with pytest.raises(InvalidOption, match=r"to=.* is no queue: give a queue, or its path"):
+        with pytest.raises(InvalidOption, match=r"to=.* is not a queue: give a queue, or its path"):
             queue.redrive(to=to)
     with pytest.raises((QueueNotFound, InvalidOption), match=f"{queue.path}-missing"):
         queue.redrive(to=f"{queue.path}-missing")

@@ -211,7 +211,7 @@ def test_a_function_reads_the_message_as_its_handler_does(queue: Queue) -> None:
         ),
         (lambda m: replace(m, key=7), "has a key of type int"),
         (lambda m: replace(m, priority=10), "the priority <n>"),
-        (lambda m: m.json(), "InvalidPayload: message <n> is no JSON"),
+        (lambda m: m.json(), "InvalidPayload: message <n> is not JSON"),
         (lambda m: "\ud800", "text that has no UTF<n> form"),
     ],
 )
@@ -292,8 +292,8 @@ def test_a_format_says_which_new_values_are_accepted(queue: Queue) -> None:
     assert trial.table is not None
     assert trial.table["transform_error"].to_pylist() == [
         None,
-        "the format refuses it: no dict: $.*: int_parsing",
-        "the format refuses it: no dict: $: json_invalid",
+        "the format refuses it: not a valid dict: $.*: int_parsing",
+        "the format refuses it: not a valid dict: $: json_invalid",
     ]
     assert trial.table["new_value"].to_pylist()[1:] == [None, None]
     done = queue.redrive(

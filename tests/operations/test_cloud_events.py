@@ -98,7 +98,7 @@ def test_what_is_no_event_is_refused(queue: Queue) -> None:
     ]
     for message in received(queue, *bad):
         with pytest.raises(
-            InvalidPayload, match=f"message {message.sequence} is no CloudEvent"
+            InvalidPayload, match=f"message {message.sequence} is not a CloudEvent"
         ) as no:
             from_message(message)
         assert "secret" not in str(no.value)

@@ -41,5 +41,5 @@ def test_a_payload_of_another_kind_is_an_error_that_shows_none_of_it(queue: Queu
 def test_only_utf_8_is_text(queue: Queue) -> None:
     good, bad = _received(queue, "Zoë", "Zoë".encode("latin-1"))
     assert good.text == "Zoë"
-    with pytest.raises(InvalidPayload, match=r"is no text: byte 2 is no UTF-8"):
+    with pytest.raises(InvalidPayload, match=r"is not text: byte 2 is not UTF-8"):
         _ = bad.text

@@ -419,7 +419,7 @@ def test_a_place_that_cannot_be_a_sink_is_refused(group: ConsumerGroup, tmp_path
             group.configure(sink=f"{own}/{name}")
         assert caught.value.option == "sink"
     for wrong in (5, "", Queue.open(own)):
-        with pytest.raises(errors.InvalidOption, match=r"sink=.* is no path: give the path"):
+        with pytest.raises(errors.InvalidOption, match=r"sink=.* is not a path: give the path"):
             group.configure(sink=wrong)  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidOption, match="no default for new groups"):
         Queue.create(tmp_path / "other", sink="/tmp/sink")

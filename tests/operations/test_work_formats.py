@@ -58,7 +58,7 @@ def test_a_handler_gets_values_and_others_become_dead_letters(
     dead = letters(queue)
     assert sorted(value for value, _ in dead) == sorted([BAD, BAD] if empty else [b"", BAD, BAD])
     for _, error in dead:
-        assert "no " in error
+        assert {"no", "not"} & set(error.split())
         assert "secret" not in error
 
 
@@ -127,7 +127,7 @@ def test_a_failing_handler_keeps_the_rejected_ones_dead(queue: Queue) -> None:
 
     done = group.work(handle, format=Json(), max_messages=3, until="empty")
     assert (done.acked, done.rejected, done.nacked, done.failed) == (0, 1, 2, 1)
-    assert letters(queue) == [(BAD, "no JSON: byte 0 is no UTF-8")]
+    assert letters(queue) == [(BAD, "not JSON: byte 0 is not UTF-8")]
 
 
 def test_many_reasons_cost_one_commit(queue: Queue) -> None:
@@ -188,7 +188,9 @@ def test_a_message_decodes_without_a_worker(queue: Queue) -> None:
     good, bad = lease.messages
     assert good.decode(Pydantic(Order)) == Order(id=1)
     assert good.data is None
-    with pytest.raises(InvalidPayload, match=rf"^message {bad.sequence}: no Order: ") as caught:
+    with pytest.raises(
+        InvalidPayload, match=rf"^message {bad.sequence}: not a valid Order: "
+    ) as caught:
         bad.decode(Pydantic(Order))
     assert caught.value.sequence == bad.sequence
     assert "secret" not in str(caught.value)

@@ -76,7 +76,7 @@ def test_a_look_returns_protobuf_and_a_narrower_schema(spark: Any, queue: Queue)
     }  # fmt: skip
     assert (rows[1].data, rows[1].data_error) == (
         None,
-        "no Protobuf of shop.Order: the bytes are damaged",
+        "not valid Protobuf for shop.Order: the bytes are damaged",
     )
     kind = reader.load(queue.path).schema["data"].dataType.simpleString()
     narrow = reader.schema(f"data {kind}").load(queue.path)
@@ -87,7 +87,7 @@ def test_text_is_a_string_and_other_bytes_are_an_error(
     spark: Any, queue: Queue, stream: Stream
 ) -> None:
     queue.publish(["grüße", b"\xff\x00", b"", '{"id": 1}'])
-    reason = "no text: byte 0 is not UTF-8"
+    reason = "not text: byte 0 is not UTF-8"
     look = spark.read.format("spark_mq").option("valueFormat", "text").load(queue.path)
     assert look.schema["data"].dataType.simpleString() == "string"
     rows = look.orderBy("sequence").select("data", "data_error", "value").collect()
@@ -109,9 +109,9 @@ def test_text_is_a_string_and_other_bytes_are_an_error(
 
 def test_a_wrong_format_is_refused_before_the_query_starts(spark: Any, queue: Queue) -> None:
     reader = spark.readStream.format("spark_mq")
-    with pytest.raises(Exception, match="valueFormat='avro' is no format"):
+    with pytest.raises(Exception, match="valueFormat='avro' is not a format"):
         reader.option("valueFormat", "avro").load(queue.path)
-    with pytest.raises(Exception, match=r"valueFormat='json' is no format.*give valueSchema"):
+    with pytest.raises(Exception, match=r"valueFormat='json' is not a format.*give valueSchema"):
         reader.option("valueFormat", "json").load(queue.path)
     wrong = '{"avro": "long", "confluent": {"schemas": {"7": "nothing"}}}'
     with pytest.raises(Exception, match="schema 7 of schemas: schema='nothing' is no Avro schema"):

@@ -91,7 +91,7 @@ def test_a_value_that_is_cut_is_invalid(value: dict[str, Any], data: Any) -> Non
     encoded = Avro(ORDER).encode(value)
     at = data.draw(st.integers(0, len(encoded) - 1))
     reasons = "it ends early|the bytes are damaged or were written with another schema"
-    with pytest.raises(InvalidPayload, match=f"no Avro of shop.Order: ({reasons})"):
+    with pytest.raises(InvalidPayload, match=f"not valid Avro for shop.Order: ({reasons})"):
         Avro(ORDER).decode(encoded[:at])
     with pytest.raises(InvalidPayload, match="1 bytes follow the value"):
         Avro(ORDER).decode(encoded + b"\0")
@@ -141,7 +141,7 @@ def test_schemas_whose_payloads_could_end_the_process_are_refused() -> None:
         with pytest.raises(InvalidOption, match="need no byte"):
             Avro({"type": "array", "items": items})
     for wrong in ("{", "nothing", '{"type": "record"}', '{"type": "array"}', "[" * 9999):
-        with pytest.raises(InvalidOption, match=r"schema=.* is no Avro schema"):
+        with pytest.raises(InvalidOption, match=r"schema=.* is not an Avro schema"):
             Avro(wrong)
 
 
@@ -161,7 +161,9 @@ def test_deep_protobuf_and_json_are_invalid() -> None:
         size = len(deep)
         length = bytes([size & 0x7F | 0x80, size >> 7]) if size > 0x7F else bytes([size])
         deep = b"\x0a" + length + deep
-    with pytest.raises(InvalidPayload, match=r"no Protobuf of shop\.Tree: the bytes are damaged"):
+    with pytest.raises(
+        InvalidPayload, match=r"not valid Protobuf for shop\.Tree: the bytes are damaged"
+    ):
         Protobuf(order_class("shop.Tree")).decode(deep)
     for one in (Json(), Pydantic(list[Any])):
         with pytest.raises(InvalidPayload):
@@ -176,26 +178,26 @@ def test_errors_name_the_place_and_never_the_value() -> None:
     with pytest.raises(InvalidPayload) as caught:
         Pydantic(Customer).decode(payload.encode())
     assert str(caught.value) == (
-        "no Customer: $.id: int_parsing, $.kind: literal_error, $.items[0].price: float_parsing, "
-        "and 2 more"
+        "not a valid Customer: $.id: int_parsing, $.kind: literal_error, "
+        "$.items[0].price: float_parsing, and 2 more"
     )
     assert caught.value.__cause__ is None
     with pytest.raises(InvalidPayload, match=r"\$.id: missing, \$.\*: extra_forbidden"):
         Pydantic(Customer).decode(b'{"secret": 1}')
-    with pytest.raises(InvalidPayload, match=r"no Customer: \$: json_invalid"):
+    with pytest.raises(InvalidPayload, match=r"not a valid Customer: \$: json_invalid"):
         Pydantic(Customer).decode(b'{"id": secret')
 
 
 def test_what_does_not_fit_is_refused_before_the_publish() -> None:
     wrong: list[tuple[Any, Any, str]] = [
-        (Avro(ORDER), {"id": "secret", "items": []}, "shop.Order.id is no long"),
-        (Avro(ORDER), {"id": 1.5}, "shop.Order.id is no long"),
-        (Avro(ORDER), {}, "shop.Order.id is missing or None, and no long"),
+        (Avro(ORDER), {"id": "secret", "items": []}, "shop.Order.id is not of type long"),
+        (Avro(ORDER), {"id": 1.5}, "shop.Order.id is not of type long"),
+        (Avro(ORDER), {}, "shop.Order.id is missing or None, and not of type long"),
         (Avro(ORDER), {"id": 1, "unknown": 2}, "unknown"),
-        (Avro('"int"'), 2**40, "the value is no int"),
+        (Avro('"int"'), 2**40, "the value is not of type int"),
         (Pydantic(Customer), {"id": "secret"}, r"does not fit Customer: \$.id: int_parsing"),
-        (Pydantic(Customer), Customer.model_construct(id="secret"), "no Customer that has a JSON"),
-        (Protobuf(Order), {"id": 1}, "a value of type dict is no shop.Order"),
+        (Pydantic(Customer), Customer.model_construct(id="secret"), "has no JSON form as Customer"),
+        (Protobuf(Order), {"id": 1}, "a value of type dict is not of type shop.Order"),
         (Json(), {1, 2}, "has no JSON form"),
         (Json(), "\ud800", "no UTF-8 form"),
     ]
@@ -207,7 +209,7 @@ def test_what_does_not_fit_is_refused_before_the_publish() -> None:
     for one in (Order, "avro", Json, None):
         with pytest.raises(InvalidOption, match="cannot encode and decode"):
             Message.encode(1, one)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="is no class of a Protobuf message"):
+    with pytest.raises(InvalidOption, match="is not the class of a Protobuf message"):
         Protobuf(Customer)
     unknown: Any = list["Nowhere"]  # type: ignore[name-defined]  # noqa: F821
     for model, text in (("Customer", "a text"), (3, "as a type"), (unknown, "defined")):
@@ -251,9 +253,9 @@ def test_wrong_schemas_of_confluent_are_refused_before_the_first_message() -> No
 
     avro = Avro(ORDER)
     cases: list[tuple[Any, Any, str]] = [
-        (avro, {"7": ORDER}, r"the key '7' of schemas is no id"),
-        (avro, {0: ORDER}, r"the key 0 of schemas is no id"),
-        (avro, {7: "nothing"}, r"schema 7 of schemas: schema='nothing' is no Avro schema"),
+        (avro, {"7": ORDER}, r"the key '7' of schemas is not the id"),
+        (avro, {0: ORDER}, r"the key 0 of schemas is not the id"),
+        (avro, {7: "nothing"}, r"schema 7 of schemas: schema='nothing' is not an Avro schema"),
         (avro, 7, "schemas of type int has no schemas: give a mapping"),
         (avro, [ORDER], "schemas of type list has no schemas"),
         (avro, look_up, "schemas of type function is asynchronous"),
@@ -299,7 +301,7 @@ def test_positions_of_protobuf_messages() -> None:
     assert item.encode(nested)[5:8] == b"\x04\x02\x02", "2 indexes: 1, 1 (after CountsEntry)"
     assert item.decode(item.encode(nested)) == nested
     assert other.decode(b"\0\0\0\0\7\x02\0\x0a\x01a").note == "a", "the long form of the first one"
-    with pytest.raises(InvalidPayload, match=r"no shop.Order: it is another message"):
+    with pytest.raises(InvalidPayload, match=r"not a valid shop.Order: it is another message"):
         order.decode(item.encode(nested))
     for end in (b"", b"\xff", b"\xff" * 9, b"\x02", b"\xfe\xff\xff\xff\x0f", b"\x01\x01"):
         with pytest.raises(InvalidPayload):

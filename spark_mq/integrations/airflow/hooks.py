@@ -56,7 +56,7 @@ class SparkMQHook(BaseHook):
         options = extra.get("storage_options", {})
         if not isinstance(options, dict) or not all(isinstance(v, str) for v in options.values()):
             raise InvalidOption(
-                f"storage_options of connection {self.spark_mq_conn_id!r} are no JSON object of "
+                f"storage_options of connection {self.spark_mq_conn_id!r} aren't a JSON object of "
                 "text by name: correct its extra",
                 option="storage_options",
                 value=type(options).__name__,  # they may hold credentials

@@ -52,7 +52,7 @@ class Avro:
         except (errors.SchemaParseException, errors.UnknownType, LookupError, RecursionError,
                 TypeError, ValueError) as error:  # fmt: skip
             raise InvalidOption(
-                f"schema={short_repr(schema)} is no Avro schema that spark_mq can use "
+                f"schema={short_repr(schema)} is not an Avro schema that spark_mq can use "
                 f"({type(error).__name__}: {error})",
                 option="schema",
                 value=schema,
@@ -95,13 +95,13 @@ class Avro:
             if not (left := len(payload) - source.tell()):
                 return value
             why = f"{left} bytes follow the value"
-        raise InvalidPayload(f"no Avro of {_name_of(self.schema)}: {why}")
+        raise InvalidPayload(f"not valid Avro for {_name_of(self.schema)}: {why}")
 
 
 def _problem(fault: Any) -> str:
     # fastavro takes a field that is not there for None.
-    what = "missing or None, and no" if fault.datum is None else "no"
-    return f"{fault.field or 'the value'} is {what} {_name_of(fault.schema)}"
+    what = "missing or None, and not" if fault.datum is None else "not"
+    return f"{fault.field or 'the value'} is {what} of type {_name_of(fault.schema)}"
 
 
 def _least_size(schema: Any, sizes: dict[str, int], parents: tuple[str, ...]) -> int:

@@ -153,14 +153,14 @@ class Confluent:
             count, at = next(numbers)
             position = [0] if not count else []
             if count > len(wanted):
-                raise InvalidPayload(f"no {descriptor.full_name}: it is another message")
+                raise InvalidPayload(f"not a valid {descriptor.full_name}: it is another message")
             for _ in range(count):
                 value, at = next(numbers)
                 position.append(value)
         except StopIteration:
             raise InvalidPayload("no position of a Protobuf message after the schema id") from None
         if position != wanted:
-            raise InvalidPayload(f"no {descriptor.full_name}: it is another message")
+            raise InvalidPayload(f"not a valid {descriptor.full_name}: it is another message")
         return payload[at:]
 
 
@@ -170,8 +170,8 @@ def _check_schemas(format: Any, schemas: Any) -> None:
         for number in schemas:
             if not isinstance(plain_number(number), int) or not 0 < number <= _MAX_SCHEMA_ID:
                 raise InvalidOption(
-                    f"the key {short_repr(number)} of schemas is no id of a schema: give a whole "
-                    f"number from 1 to {_MAX_SCHEMA_ID:,}",
+                    f"the key {short_repr(number)} of schemas is not the id of a schema: give "
+                    f"a whole number from 1 to {_MAX_SCHEMA_ID:,}",
                     option="schemas",
                     value=number,
                 )
@@ -246,8 +246,8 @@ def from_option(text: str) -> Avro | Protobuf | Confluent:
         return Confluent(plain, framing.get("schema_id"), schemas or None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidOption(
-            f"valueFormat={short_repr(text)} is no format: {error}. Give 'text', or the option of "
-            'a format such as Avro(schema).option, or JSON such as {"avro": {"type": "record", '
+            f"valueFormat={short_repr(text)} is not a format: {error}. Give 'text', or the option "
+            'of a format such as Avro(schema).option, or JSON such as {"avro": {"type": "record", '
             "...}}. For values that are JSON, give valueSchema instead",
             option="valueFormat",
             value=text,

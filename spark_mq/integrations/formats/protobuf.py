@@ -30,8 +30,8 @@ class Protobuf:
         base = self._protobuf.Message
         if not (isinstance(message_type, type) and issubclass(message_type, base)):
             raise InvalidOption(
-                f"message_type={short_repr(message_type)} is no class of a Protobuf message: give "
-                "the class that protoc generated, such as orders_pb2.Order",
+                f"message_type={short_repr(message_type)} is not the class of a Protobuf message: "
+                "give the class that protoc generated, such as orders_pb2.Order",
                 option="message_type",
                 value=message_type,
             )
@@ -79,7 +79,7 @@ class Protobuf:
         """Return a message of the type as bytes. Raises InvalidOption."""
         name = self.message_type.DESCRIPTOR.full_name
         if not isinstance(value, self.message_type):
-            raise unencodable(value, f"is no {name}")
+            raise unencodable(value, f"is not of type {name}")
         try:
             encoded: bytes = value.SerializeToString(deterministic=True)
         except self._protobuf.EncodeError as error:
@@ -97,7 +97,9 @@ class Protobuf:
             message = None
         if message is None or not message.IsInitialized():
             why = "the bytes are damaged" if message is None else "required fields are missing"
-            raise InvalidPayload(f"no Protobuf of {self.message_type.DESCRIPTOR.full_name}: {why}")
+            raise InvalidPayload(
+                f"not valid Protobuf for {self.message_type.DESCRIPTOR.full_name}: {why}"
+            )
         return message
 
 

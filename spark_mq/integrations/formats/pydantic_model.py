@@ -53,7 +53,7 @@ class Pydantic:
         except self._pydantic.PydanticUserError as error:
             why = f"has no JSON form: {error.code}"
         except (TypeError, ValueError) as error:
-            why = f"is no {self._name} that has a JSON form ({type(error).__name__})"
+            why = f"has no JSON form as {self._name} ({type(error).__name__})"
         raise unencodable(value, why)
 
     def decode(self, payload: bytes) -> Any:
@@ -64,7 +64,7 @@ class Pydantic:
         try:
             return self._adapter.validate_json(payload)
         except self._pydantic.ValidationError as error:
-            raise InvalidPayload(f"no {self._name}: {self._problems(error)}") from None
+            raise InvalidPayload(f"not a valid {self._name}: {self._problems(error)}") from None
 
     def _problems(self, error: Any) -> str:
         errors = error.errors(include_url=False, include_context=False, include_input=False)

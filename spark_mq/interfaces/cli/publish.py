@@ -220,7 +220,7 @@ def _message(line: bytes, where: str, lines: _Format) -> Any:
     try:
         data = _JSON.decode(line)
     except InvalidPayload as error:
-        why = str(error).removeprefix("no JSON: ")
+        why = str(error).removeprefix("not JSON: ")
         text = f"is not JSON: {why}. Repair it, or give --raw for any text"
         raise _bad_line(where, text) from None
     if lines.envelope:

@@ -50,7 +50,7 @@ def test_a_schema_is_columns_or_one_type() -> None:
         ("id VARIANT", "there is no type 'variant'"),
         ("id INT, id STRING", "column 'id' is there twice"),
         ("id INT>, x STRUCT<y INT", "it cannot have '>' there"),
-        ("id INT;", "';' is no part of a schema"),
+        ("id INT;", "';' is not part of a schema"),
         ("m MAP<INT, STRING>", "it cannot have 'int' there"),
         ("d DECIMAL(39)", "precision of 1 to 38"),
         ("ARRAY<INTT>", "did you mean 'int'"),
@@ -109,11 +109,11 @@ def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null() -> None:
         ("id DECIMAL(4,1)", b'{"id": "x"}', "$.id: the number does not fit decimal(4,1)"),
         ("id STRING", b'{"id": 1}', "$.id: expected string, found number"),
         ("id STRING", b'{"id": "\\ud800"}', "$.id: the text has no UTF-8 form (a lone surrogate)"),
-        ("id DATE", b'{"id": "soon"}', "$.id: the text is no date such as 2026-01-31"),
+        ("id DATE", b'{"id": "soon"}', "$.id: the text is not a date such as 2026-01-31"),
         (
             "at TIMESTAMP",
             b'{"at": "2026-01-31T12:00:00"}',
-            "$.at: the text is no instant with a zone such as 2026-01-31T12:00:00Z",
+            "$.at: the text is not an instant with a zone such as 2026-01-31T12:00:00Z",
         ),
         ("raw BINARY", b'{"raw": "?"}', "$.raw: the text is not base64"),
         (

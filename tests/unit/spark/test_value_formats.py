@@ -32,9 +32,9 @@ def test_text_is_utf8_or_an_error() -> None:
     data, errors = parser.parse(["grüße".encode(), b"a\xff", None, b""])
     assert parser.kind == t.StringType()
     assert data.to_pylist() == ["grüße", None, None, ""]
-    assert errors.to_pylist() == [None, "no text: byte 1 is not UTF-8", "the value is null", None]
+    assert errors.to_pylist() == [None, "not text: byte 1 is not UTF-8", "the value is null", None]
     for wrong in ("TEXT", "binary", "json"):
-        with pytest.raises(InvalidOption, match=f"valueFormat='{wrong}' is no format.*'text'"):
+        with pytest.raises(InvalidOption, match=f"valueFormat='{wrong}' is not a format.*'text'"):
             FormatParser(wrong)
 
 
@@ -116,7 +116,9 @@ def test_protobuf_has_defaults_and_nulls_by_presence() -> None:
         {**empty, "state": "9"},
         None,
     ]  # fmt: skip
-    assert errors.to_pylist() == [None] * 3 + ["no Protobuf of shop.Order: the bytes are damaged"]
+    assert errors.to_pylist() == [None] * 3 + [
+        "not valid Protobuf for shop.Order: the bytes are damaged"
+    ]
 
 
 def test_protobufs_timestamp_is_one() -> None:
@@ -137,7 +139,7 @@ def test_a_value_that_a_column_cannot_hold_spoils_no_other() -> None:
     assert errors.to_pylist() == [
         None,
         "a number, text or time is out of the range of its type",
-        "no Avro of int: it ends early",
+        "not valid Avro for int: it ends early",
         None,
     ]
 
