@@ -15,6 +15,7 @@ from spark_mq.ledger.slots import SlotLayout
 from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program, Worker
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .invariants import Batch, Notes, Onlooker
+from .reference import ReferenceGroup, ReferenceMessage
 from .storage import (
     AVAILABLE,
     BLOCKED,
@@ -107,20 +108,28 @@ class Delivery(World):
         self.most = most
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, also if others die."""
-        self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
-            self.messages,
-            attempts=attempts,
-            backoff=10 * SECOND,
-            cap=cap,
-            skew=skew,
-            alone=len(programs) == 1,
-            room=min((_room(program) for program in programs), default=0),
+        lane, order = SlotLayout(LANES).lane, settings.get("order", "none")
+        reference = ReferenceGroup(
+            attempts,
+            skew,
+            max_in_flight=cap,
+            on_max_deliveries=settings.get("on_max_deliveries", "dead_letter"),
             threshold=settings.get("breaker_threshold"),
-            trial_waits=trial_waits,
-            keys=keys if settings.get("order") == "key" else "",
-            lanes=keys if settings.get("order") != "key" else "",
-            key_cap=settings.get("max_in_flight_per_key"),
-            fair=settings.get("order") == "fair",
+            first_wait=min(trial_waits, default=0),
+            longest_wait=max(trial_waits, default=0),
+            order=order,
+            by_lane=bool(keys),
+            max_in_flight_per_key=settings.get("max_in_flight_per_key"),
+            messages=[
+                ReferenceMessage(m, key=key, lane=key and lane(key))
+                for m, key in zip(self.messages, keys or [None] * len(self.messages), strict=True)
+            ],
+        )
+        self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
+            reference,
+            backoff=10 * SECOND,
+            alone=len(programs) == 1,
+            rooms={program.name: _room(program) for program in (*programs, *setup)},
         )
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):

@@ -1,6 +1,7 @@
 """What an onlooker notes of a world, and what it never may see.
 
-Reads the rows of the twin and what the processes did; shares no code with the ledger.
+Reads the rows of the twin and what the processes did; shares no code with the ledger. What a lease
+may take is judged by the reference (``reference.py``), which sees the rows before it.
 
 Checked at each step: no ack without a durable effect; no two live owners; a settle by anyone but
 the owner is refused, and the owner's is not, however late; handed out at most n times, each counted
@@ -10,15 +11,17 @@ settled stays so.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from spark_mq.ledger.grant import AcquireRequest
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id
 
 from .actors import Event
 from .explorer import Violation
+from .reference import ReferenceGroup, ReferenceMessage
 from .storage import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING, Book, Store
 
 Batch = tuple[str, Any]
@@ -29,7 +32,7 @@ class Breaker(NamedTuple):
     """What an onlooker knows of the group's breaker, from what the processes did."""
 
     streak: tuple[int, ...] = ()
-    """The first messages of the leases that failed since the last ack."""
+    """The first messages of the leases that failed since the last ack, by sequence."""
     trial_from: int | None = None
     """When the next trial may be leased, or None if the breaker is closed."""
     trial: int | None = None
@@ -71,47 +74,22 @@ class Notes(NamedTuple):
 
 
 class Onlooker:
-    """``attempts``: deliveries of a message, at most.
-
-    ``unblamed``: messages that must never be dead.
-    """
+    """Looks at a group as its ``reference`` should be."""
 
     def __init__(
         self,
-        messages: tuple[int, ...],
+        reference: ReferenceGroup,
         *,
-        attempts: int | None,
-        skew: int = 0,
         backoff: int = 0,
         group: str = "g",
-        cap: int | None = None,
         alone: bool = False,
-        room: int = 0,
-        threshold: int | None = None,
-        trial_waits: Sequence[int] = (),
-        keys: str = "",
-        lanes: str = "",
-        key_cap: int | None = None,
-        fair: bool = False,
+        rooms: Mapping[str, int],
     ) -> None:
-        self.messages, self.attempts, self.skew, self.backoff, self.group, self.cap = (
-            messages,
-            attempts,
-            skew,
-            backoff,
-            group,
-            cap,
-        )
-        self.keys = keys
-        """The key of each message, if the group delivers them in order."""
-        self.lanes, self.key_cap, self.fair = lanes, key_cap, fair
-        """The key of each message if leases are divided between keys, and how."""
-        self.threshold, self.trial_waits = threshold, tuple(trial_waits)
-        """Failed leases that open the breaker, and the waits before the first trial and later
-        ones.
-        """
-        self.room = room
-        """As many messages as every process takes at a time."""
+        self.reference, self.backoff, self.group = reference, backoff, group
+        self.messages = messages = tuple(m.seq for m in reference.messages)
+        self.attempts, self.skew = reference.n, reference.skew
+        self.rooms = rooms
+        """How many messages each process takes at a time."""
         self.alone = alone
         """Whether one process works at a time: then expiry is no excuse, for nobody can have leased
         meanwhile what has expired.
@@ -378,32 +356,19 @@ class _Noting:
     def paused(self, now: bool) -> None:
         self.breaker = self.breaker._replace(paused=now)
 
-    def _watch_breaker(self, settles: list[Event]) -> None:
+    def _watch_breaker(self, group: ReferenceGroup, settles: list[Event]) -> None:
         """Count the leases that failed. A world with a breaker lets none expire."""
-        if self.onlooker.threshold is None:
-            return
-        waits, b = self.onlooker.trial_waits, self.breaker
         for _, verb, _, _, _, ranges, *_ in settles:
-            rows = self._in(ranges)
-            if not rows:
-                continue
-            if verb == "ack" and (b.trial_from is None or b.trial in rows):
-                b = Breaker(paused=b.paused)
-            elif verb == "nack" and b.trial_from is None:
-                streak = tuple(sorted({*b.streak, rows[0]}))
-                opens = len(streak) >= self.onlooker.threshold
-                b = b._replace(streak=streak, trial_from=self.now + waits[0] if opens else None)
-            elif verb == "nack" and b.trial in rows:
-                failed = b.failed + 1
-                wait = waits[min(failed, len(waits) - 1)]
-                b = b._replace(
-                    failed=min(failed, len(waits)), trial=None, trial_from=self.now + wait
-                )
-        self.breaker = b
+            seqs = [self.onlooker.messages[at] for at in self._in(ranges)]
+            if seqs and verb == "ack":
+                group.worked(seqs)
+            elif seqs and verb == "nack":
+                group.lease_failed(seqs[0], self.now)
         book = self.after.book(self.onlooker.group)
         is_open = book is not None and book.head.breaker.opened_at is not None
-        if is_open != (b.trial_from is not None):
-            raise Violation(f"the breaker is {'open' if is_open else 'closed'} after {b}")
+        if is_open != (group.opened is not None):
+            state = "open" if is_open else "closed"
+            raise Violation(f"the breaker is {state} after failures of {group.streak}")
 
     def _died_of_expiry(self, verb: str, row: Range) -> bool:
         """Whether a late nack or release came for a message on its last attempt.
@@ -414,23 +379,6 @@ class _Noting:
         late = row.state == LEASED and (row.expires_at or 0) < self.now
         last = most is not None and row.delivery_count >= most
         return late and last and verb in ("nack", "release")
-
-    def _may_lease(self, granted: list[int], old: tuple[Range | None, ...]) -> None:
-        b = self.breaker
-        if b.paused:
-            raise Violation(f"messages {granted} are leased while the group is paused")
-        if b.trial_from is None:
-            return
-        if len(granted) > 1:
-            raise Violation(f"the breaker is open, and {len(granted)} messages are leased")
-        if self.now < b.trial_from:
-            raise Violation(f"the trial is leased {b.trial_from - self.now} us too early")
-        row = None if b.trial is None else old[b.trial]
-        if row is not None and row.state == LEASED:
-            raise Violation(f"a second trial is leased, while message {b.trial} is one")
-        waits = self.onlooker.trial_waits
-        wait = waits[min(b.failed, len(waits) - 1)]
-        self.breaker = b._replace(trial=granted[0], trial_from=self.now + wait)
 
     def extended(self, lease: str) -> None:
         """Its holder may rely on what the ledger says now."""
@@ -500,7 +448,8 @@ class _Noting:
     def full(self) -> None:
         """A worker learned that a cap is reached."""
         live = sum(row is not None and row.state == LEASED for row in self.view)
-        if self.onlooker.cap is None or live < self.onlooker.cap:
+        cap = self.onlooker.reference.max_in_flight
+        if cap is None or live < cap:
             raise Violation(f"nothing may be leased, though only {live} messages are in flight")
 
     def excuse(self, rows: tuple[int, ...]) -> None:
@@ -519,8 +468,11 @@ class _Noting:
     def moved(self, old: tuple[Range | None, ...], book: Book, settles: list[Event]) -> None:
         _check_form(book)
         new = self.view
-        self._note_company(old)
-        granted: list[int] = []
+        granted = [
+            at for at, (a, b) in enumerate(zip(old, new, strict=True))
+            if b is not None and b.state == LEASED and (a is None or a.lease_id != b.lease_id)
+        ]  # fmt: skip
+        group = self._reference(old, granted)
         for at, (a, b) in enumerate(zip(old, new, strict=True)):
             if a == b:
                 continue
@@ -535,9 +487,8 @@ class _Noting:
                 self.given.add(
                     (a.lease_id, at)
                 )  # taken over, or given back by a replay: its right is gone
-            if b is not None and b.state == LEASED and (a is None or a.lease_id != b.lease_id):
-                self._granted(at, a, b)
-                granted.append(at)
+            if at in granted:
+                self._granted(at, a, b)  # type: ignore[arg-type]
             elif a is not None and a.state == LEASED and (b is None or b.state != LEASED):
                 over = (
                     b is None
@@ -576,14 +527,22 @@ class _Noting:
             self.sizes[str(lease)] = sum(
                 r is not None and r.state == LEASED and r.lease_id == lease for r in new
             )
-        self._watch_breaker(settles)
-        if granted:
-            self._may_lease(granted, old)
-            if self.onlooker.lanes:
-                self._divided(old, granted)
-            else:
-                self._in_order(old, granted)
-        self._held_in_order(old, granted)
+        self._watch_breaker(group, settles)
+        if granted and not any(self._same_batch(at, old[at]) for at in granted):
+            self._check_grant(group, granted)  # a replay takes what its batch holds
+        self._note_reference(group)
+        group.see(new)
+        group.check_held_in_order()
+        for at, (a, b) in enumerate(zip(old, new, strict=True)):
+            if (
+                granted
+                and a is not None
+                and a.lease_id
+                and b is not None
+                and b.state == AVAILABLE
+                and not b.lease_id
+            ):
+                self.given.add((a.lease_id, at))  # another lease has one of its keys
         for one in settles:
             if one[1] == "nack" and one[3]:
                 for at in self._in(one[5]):
@@ -593,19 +552,50 @@ class _Noting:
                 for at in self._in(one[5]):
                     if new[at] is not None and new[at].state == AVAILABLE and new[at].suspect:  # type: ignore[union-attr]
                         raise Violation(f"message {at} was nacked alone, and is suspect")
-        live = sum(r is not None and r.state == LEASED for r in new)
-        if self.onlooker.cap is not None and granted and live > self.onlooker.cap:
-            raise Violation(f"{live} messages are in flight, {self.onlooker.cap} are allowed")
 
-    def _note_company(self, old: tuple[Range | None, ...]) -> None:
-        """A lone message had company if its worker held another lease when one of them expired."""
-        held = [r for r in old if r is not None and r.state == LEASED]
-        late = [r for r in held if (r.expires_at or 0) + self.onlooker.skew < self.now]
-        for process in {_process(r) for r in late}:
-            mine = [str(r.lease_id) for r in held if _process(r) == process]
-            for lease in set(mine) if len(set(mine)) > 1 else ():
-                if self.sizes.get(lease) == 1:
-                    self.sizes[lease] = len(mine)
+    def _reference(self, old: tuple[Range | None, ...], granted: list[int]) -> ReferenceGroup:
+        """The group as a lease finds it: expired, and with what was settled in this step."""
+        b, known = self.breaker, self.onlooker.reference
+        group = replace(
+            known,
+            messages=[
+                ReferenceMessage(m.seq, key=m.key, lane=m.lane, own_failure=blamed)
+                for m, blamed in zip(known.messages, self.blamed, strict=True)
+            ],
+            counters={},
+            lease_sizes=dict(self.sizes),
+            leases_without_fresh=self.passed,
+            streak=list(b.streak),
+            opened=b.trial_from,
+            trial_from=b.trial_from,
+            trial=b.trial,
+            trials_failed=b.failed,
+            paused=self.now if b.paused else None,
+        )
+        group.see(old)
+        group.expire_leases(self.now)
+        self.sizes.update(group.lease_sizes)
+        for at, (m, row) in enumerate(zip(group.messages, self.view, strict=True)):
+            if at in self.touched.difference(granted) or (row is not None and row.state == SETTLED):
+                m.see(row)
+        return group
+
+    def _check_grant(self, group: ReferenceGroup, granted: list[int]) -> None:
+        row = self.view[granted[0]]
+        assert row is not None
+        lease, worker = str(row.lease_id), str(row.worker_id)
+        request = AcquireRequest(
+            lease, worker, self.onlooker.rooms[worker.split("~", maxsplit=1)[0]], 0,
+            reserved_attempts=int(parse_lease_id(lease) is not None),
+        )  # fmt: skip
+        group.check_grant([self.onlooker.messages[at] for at in granted], "", request, self.now)
+
+    def _note_reference(self, group: ReferenceGroup) -> None:
+        self.passed = group.leases_without_fresh
+        self.breaker = Breaker(
+            tuple(group.streak), group.trial_from, group.trial, group.trials_failed,
+            group.paused is not None,
+        )  # fmt: skip
 
     def _replayed(self, lease: str) -> bool:
         stream, n = batch_of(lease)
@@ -621,13 +611,6 @@ class _Noting:
         )
         if a is not None and a.state not in (LEASED, AVAILABLE):
             raise Violation(f"message {at} is leased, and was {a.state}")
-        if (
-            a is not None
-            and a.state == LEASED
-            and not same_batch
-            and (a.expires_at or 0) + self.onlooker.skew >= self.now
-        ):
-            raise Violation(f"message {at} is leased by {lease}, and {a.lease_id} holds it still")
         before = self.holder[at]
         if (
             before
@@ -722,170 +705,6 @@ class _Noting:
         if not self.copies[at]:
             raise Violation(f"message {at} is settled, and no sink has it")
 
-    def _in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
-        """Waiting messages come first, in order.
-
-        What failed together is apart; unread does not starve.
-        """
-        then = [self._folded(r) for r in old]
-        if self.onlooker.keys:
-            self._by_key(then, granted)
-            return
-        lease = str(self.view[granted[0]].lease_id)  # type: ignore[union-attr]
-        if any(self._same_batch(at, old[at]) for at in granted):
-            return  # a replay takes what its batch holds
-        due = [
-            at for at, r in enumerate(then) if self._is_due(r) and self._may_be_leased(at, granted)
-        ]
-        unread = [at for at, r in enumerate(then) if r is None and self.view[at] is None]
-        taken = [then[at] for at in granted if then[at] is not None]
-        read = [at for at in granted if then[at] is None]
-        left = [at for at in due if at not in granted]
-        suspects = [r for r in taken if r is not None and r.suspect]
-        if suspects and (read or len({_failure(r) for r in taken if r is not None}) > 1):
-            raise Violation(f"a lease mixes suspects with others: {[then[at] for at in granted]}")
-        lasts = [self._on_last_attempt(then[at], lease) for at in granted]
-        if not suspects and any(lasts) and not all(lasts):
-            raise Violation(
-                f"a lease mixes last attempts with others: {[then[at] for at in granted]}"
-            )
-        is_trial = self.breaker.trial_from is not None  # it prefers what has not failed by itself
-        if read and left and not is_trial and (taken or self.passed < 3):
-            raise Violation(f"unread messages overtake messages {left}, which are due")
-        limited = self.onlooker.attempts is not None
-        if taken and limited and not is_trial and min(due) not in granted:
-            raise Violation(f"message {min(due)} is due, and others go before it: {granted}")
-        if not suspects and any(
-            then[at].suspect  # type: ignore[union-attr]
-            for at in left
-            if granted[0] < at < granted[-1]
-        ):
-            raise Violation(f"the lease of {granted} goes past a suspect among {left}")
-        self._whole_retry(then, granted, left, lease)
-        self._piece(then, granted, left, lease)
-        isolates = self._isolates(then[granted[0]], lease)
-        self.passed = 0 if read else self.passed + bool(unread and isolates)
-        if self.passed > 3:
-            raise Violation("suspects are isolated, and unread messages starve")
-
-    def _divided(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
-        """No key is over its limit, and none has two more of a fair lease than one that waits."""
-        lanes, cap = self.onlooker.lanes, self.onlooker.key_cap
-        leased = Counter(key for key, r in zip(lanes, self.view, strict=True) if _is_leased(r))
-        over = [key for key, messages in leased.items() if cap is not None and messages > cap]
-        if over:
-            raise Violation(f"{leased[over[0]]} messages of key {over[0]} are leased, not {cap}")
-        then = [self._folded(r) for r in old]
-        alike = not any(r is not None and (r.suspect or r.failure_count) for r in then)
-        if not self.onlooker.fair or not alike:
-            return
-        taken = Counter(lanes[at] for at in granted)
-        for at, r in enumerate(self.view):
-            waits = then[at] is None or self._is_due(then[at])
-            if waits and not _is_leased(r) and max(taken.values()) > taken[lanes[at]] + 1:
-                raise Violation(f"a lease of {dict(taken)} leaves message {at} of {lanes[at]}")
-
-    def _by_key(self, then: list[Range | None], granted: list[int]) -> None:
-        """Nobody overtakes an earlier message of its key, nor works beside another on it."""
-        keys = self.onlooker.keys
-        for at in granted:
-            for other, r in enumerate(then):
-                now = self.view[other]
-                ended = now is not None and now.state in (SETTLED, DEAD, TRANSFERRING)
-                if keys[other] != keys[at] or other in granted or ended:
-                    continue  # it may have died with its expiry, in this commit
-                state = "unread" if r is None else r.state
-                if state == LEASED:
-                    raise Violation(f"message {at} is leased, and {other} of its key is: {r}")
-                if other < at and state not in (SETTLED, DEAD, TRANSFERRING):
-                    raise Violation(f"message {at} overtakes {other} of its key: {r}")
-
-    def _held_in_order(self, old: tuple[Range | None, ...], granted: list[int]) -> None:
-        """No two leases hold one key, and none holds what stands behind a message given back."""
-        keys = self.onlooker.keys
-        holders: dict[str, str] = {}
-        stops: dict[str, list[tuple[int, str | None]]] = {}
-        for at, (key, r) in enumerate(zip(keys, self.view, strict=False)):
-            if r is None:
-                continue
-            if r.state in (AVAILABLE, BLOCKED):
-                stops.setdefault(key, []).append((at, r.lease_id))
-            if r.state == LEASED:
-                lease = str(r.lease_id)
-                if holders.setdefault(key, lease) != lease:
-                    raise Violation(f"{lease} and {holders[key]} hold messages of key {key}")
-                behind = [stop for stop, of in stops.get(key, ()) if of != lease]
-                if behind:
-                    raise Violation(f"{lease} holds message {at} behind {behind} of its key")
-            a = old[at]
-            if granted and a is not None and a.lease_id and r.state == AVAILABLE and not r.lease_id:
-                self.given.add((a.lease_id, at))  # another lease has one of its keys
-
-    def _is_due(self, r: Range | None) -> bool:
-        return r is not None and r.state == AVAILABLE and (r.available_at or 0) <= self.now
-
-    def _may_be_leased(self, at: int, granted: list[int]) -> bool:
-        """Not dead by the same commit, nor put off because its file is out of reach."""
-        return at in granted or self._is_due(self.view[at])
-
-    def _whole_retry(
-        self, then: list[Range | None], granted: list[int], left: list[int], lease: str
-    ) -> None:
-        """What failed together for the first time is leased together, where it can be isolated
-        later.
-        """
-        first = then[granted[0]]
-        if first is None or not first.suspect or self._isolates(first, lease):
-            return
-        behind = [at for at in left if _failure(then[at]) == _failure(first)]  # type: ignore[arg-type]
-        if behind and len(granted) < self.onlooker.room:
-            raise Violation(f"messages {behind} failed together with {granted}, and are left out")
-
-    def _piece(
-        self, then: list[Range | None], granted: list[int], left: list[int], lease: str
-    ) -> None:
-        """A piece of suspects grows by those of its lease that are over, up to twice its size, but
-        not beyond half of those that wait.
-        """
-        first, room, attempts = then[granted[0]], self.onlooker.room, self.onlooker.attempts
-        if first is None or attempts is None or not self._isolates(first, lease):
-            return
-        attempts -= parse_lease_id(lease) is not None
-        steps = attempts - 2 if attempts >= 4 else attempts - 1
-        more = max(0, attempts - 1 - first.delivery_count)
-        failed = first.lease_size or room
-        fits = [
-            size for size in range(1, room + 1)
-            if size**steps <= room**more and size ** (more + 1) <= failed**more
-        ]  # fmt: skip
-        size = most = max(fits, default=1)
-        waiting = [
-            at for at, r in enumerate(then)
-            if r is not None and r.state == AVAILABLE and _failure(r) == _failure(first)
-        ]  # fmt: skip
-        if more:
-            over = failed - sum(
-                r is not None and r.state != SETTLED
-                and r.first_failed_at == first.first_failed_at
-                and r.delivery_count >= first.delivery_count
-                for r in then
-            )  # fmt: skip
-            most = max(size, min(room, size + min(size, max(0, over)), len(waiting) // 2))
-        if len(granted) > most:
-            raise Violation(f"{len(granted)} suspects of {waiting} come together, not {most}")
-        alike = [at for at in left if at in waiting]
-        if alike and len(granted) < most:
-            raise Violation(f"{len(granted)} suspects of {waiting} come together, not {most}")
-
-    def _isolates(self, r: Range | None, lease: str) -> bool:
-        attempts = self.onlooker.attempts
-        if r is None:
-            return False
-        if attempts is None:
-            return r.delivery_count > 1 if r.suspect else r.delivery_count >= 5
-        attempts -= parse_lease_id(lease) is not None
-        return r.suspect and (attempts < 4 or r.delivery_count > 1)
-
     def _same_batch(self, at: int, then: Range | None) -> bool:
         mine = self.view[at]
         assert mine is not None
@@ -894,30 +713,6 @@ class _Noting:
             and then.state == LEASED
             and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
         )
-
-    def _folded(self, r: Range | None) -> Range | None:
-        """As a lease finds it: what has expired waits, as a suspect."""
-        if r is None or r.state != LEASED or (r.expires_at or 0) + self.onlooker.skew >= self.now:
-            return r
-        alone = self.sizes.get(str(r.lease_id)) == 1
-        return r._replace(
-            state=AVAILABLE, suspect=not alone, available_at=r.expires_at, expires_at=None,
-            failure_count=r.failure_count + 1, error="expired",
-            first_failed_at=r.first_failed_at or r.expires_at,
-        )  # fmt: skip
-
-    def _on_last_attempt(self, r: Range | None, lease: str) -> bool:
-        """Of a stream's lease: the last but one, for one is kept for a replay."""
-        attempts = self.onlooker.attempts
-        if r is None or attempts is None:
-            return False
-        return 0 < r.delivery_count >= attempts - 1 - (parse_lease_id(lease) is not None)
-
-
-def _failure(r: Range) -> tuple[Any, ...]:
-    """What messages share that failed in the same lease, and as often."""
-    error = "expired" if r.lease_id else r.error
-    return r.lease_id, r.available_at, r.delivery_count, r.failure_count, error
 
 
 def _check_form(book: Book) -> None:
@@ -935,14 +730,6 @@ def _check_form(book: Book) -> None:
             raise Violation(f"neighbours are alike: {a} and {b}")
 
 
-def _process(r: Range) -> str:
-    return str(r.worker_id).split("~")[0]
-
-
 def _alike(a: Range, b: Range) -> bool:
     names = [name for name in Range._fields if name not in ("first", "last", "message_count")]
     return all(getattr(a, name) == getattr(b, name) for name in names)
-
-
-def _is_leased(r: Range | None) -> bool:
-    return r is not None and r.state == LEASED

@@ -91,10 +91,11 @@ def without_transfers(ledger: Ledger) -> Ledger:
 
 
 def write_without_horizon(right: Callable[..., Any], a: Any) -> None:
-    changed = a.self.changed
+    given = dict(vars(a))
+    changed, changes = given.pop("self").changed, given.pop("changes")
     moved = changed.pop(HORIZON, 0)
     try:
-        right(**vars(a))
+        right(a.self, *changes, **given)
     finally:
         changed.setdefault(HORIZON, moved)
 
