@@ -184,7 +184,7 @@ def _blocked_groups(context: QueueContext, sequence: int) -> Iterator[tuple[str,
 
 
 def _marked_groups(context: QueueContext) -> Iterator[str]:
-    """Yield the groups whose header has a pause or failures. Others are not stopped."""
+    """Yield the groups whose header has a pause or failures, by name. Others are not stopped."""
     tags, known = context.ledgers.tags(), context.marked_groups
     left = [name for name, tag in tags.items() if known.get(name, (None,))[0] != tag]
     with contextlib.suppress(SparkMQError, ValueError):  # a damaged ledger stays in `left`
@@ -193,7 +193,7 @@ def _marked_groups(context: QueueContext) -> Iterator[str]:
             marked = len(header) != 1 or bool(json.loads(header[0].as_py() or "{}").get("breaker"))
             known[name] = (tags[name], marked)
             left.remove(name)
-    yield from (name for name in tags if name in left or known.get(name, (None, True))[1])
+    yield from (name for name in sorted(tags) if name in left or known.get(name, (None, True))[1])
 
 
 def _of_this_message(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
