@@ -89,30 +89,6 @@ def test_a_lease_holds_no_more_bytes_than_fit(queue: Queue) -> None:
     assert _leased(queue, max_bytes="1m") == []
 
 
-def test_a_message_larger_than_the_limit_is_leased_alone(queue: Queue) -> None:
-    sequences = queue.publish([os.urandom(50_000) for _ in range(3)]).sequences
-    assert [_leased(queue, max_bytes=1) for _ in range(4)] == [[one] for one in sequences] + [[]]
-
-
-def test_a_share_of_a_file_is_estimated_by_its_average(queue: Queue) -> None:
-    """The large message counts as little as the others of its file."""
-    payloads = [os.urandom(90_000), *(os.urandom(10_000) for _ in range(9))]
-    sequences = queue.publish(payloads).sequences
-    assert _leased(queue, max_bytes=56_000) == sequences[:3]
-
-
-def test_messages_that_do_not_fit_stay_due_in_their_order(queue: Queue) -> None:
-    first, second, third = (queue.publish(os.urandom(50_000)).sequences[0] for _ in range(3))
-    group = queue.group()
-    lease = group.lease(max_messages=2)
-    assert lease is not None
-    lease.release()
-    assert _leased(queue, max_bytes=60_000) == [first]
-    stats = group.stats()
-    assert (stats.leased, stats.ready) == (1, 2)
-    assert _leased(queue) == [second, third]
-
-
 def test_a_limit_of_bytes_takes_the_highest_priority_first(
     delta_queue: Callable[..., Queue],
 ) -> None:

@@ -102,23 +102,6 @@ def test_while_suspects_are_isolated_unread_messages_get_each_fourth_lease(
     assert kinds == ["suspect", "suspect", "suspect", "unread"]
 
 
-@pytest.mark.parametrize("expired_by_another", [True, False])
-@pytest.mark.parametrize("end", ["nack", "release"])
-def test_a_late_nack_or_release_does_the_same_whoever_expired_the_lease(
-    queue: Queue, clock: ManualClock, end: str, expired_by_another: bool
-) -> None:
-    queue.publish(["a", "b"])
-    taken = lease(queue, 2)
-    clock.advance("62s")
-    if expired_by_another:
-        assert again(queue).group().expire() == 2
-    assert getattr(taken, end)().settled == 2
-    back = lease(queue, 2)
-    assert [m.delivery_count for m in back.messages] == [2, 2], "due at once, and counted"
-    (r,) = group_ledger_of(queue.group()).current()
-    assert (r.failure_count, r.suspect) == (1, True)
-
-
 def test_one_worker_that_settles_before_it_leases_again_sees_the_order_of_sequence(
     queue: Queue,
 ) -> None:
