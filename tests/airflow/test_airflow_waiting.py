@@ -85,7 +85,6 @@ def test_a_watcher_blocks_no_loop_and_acks_only_what_airflow_has_stored(
 
     asyncio.run(drive())
     lease = group.lease("w", max_messages=3)
-    assert lease is not None
     assert [(m.text, m.delivery_count) for m in lease.messages] == [("b", 1), ("c", 1)]
 
 
@@ -94,7 +93,6 @@ def test_values_that_are_no_json_text_are_base64(queue: Queue) -> None:
 
     queue.publish(["Zoë", b"\xff", b"a\0"])
     lease = queue.group("g").lease("w", max_messages=3)
-    assert lease is not None
     found = [to_payload(message) for message in lease.messages]
     assert [one.get("value") for one in found] == ["Zoë", None, None]
     assert [one.get("value_base64") for one in found] == [None, "/w==", "YQA="]

@@ -65,7 +65,6 @@ def test_a_queue_lives_in_a_volume(unity: UnityServer) -> None:
     queue.publish(["a", "b"])
     assert queue.path == path
     lease = Queue.open(path, storage_options=unity.options).group("g").lease("w", max_messages=9)
-    assert lease is not None
     assert [message.value for message in lease.messages] == [b"a", b"b"]
     lease.ack()
     queue.sweep()
@@ -77,7 +76,6 @@ def test_a_queue_lives_where_an_external_table_is_registered(unity: UnityServer)
     queue = Queue.create(path, storage_options=unity.options)
     queue.publish(["a"])
     lease = queue.group("g").lease("w")
-    assert lease is not None
     lease.ack()
 
 

@@ -217,7 +217,6 @@ def test_rows_of_any_dataframe_are_settled(spark: Any, queue: Queue) -> None:
     queue.publish(numbered(ROWS))
     group = queue.group("g")
     lease = group.lease("w", max_messages=ROWS)
-    assert lease is not None
     rows = spark.createDataFrame(
         [(lease.lease_id, m.sequence) for m in lease.messages], "lease_id STRING, sequence LONG"
     )

@@ -182,7 +182,6 @@ def test_everything_that_a_cell_may_end_with_shows_a_table() -> None:
     receipt = queue.publish([Message(f'{{"n": {n}}}', key="k") for n in range(1_200)])
     group = queue.group("default")
     lease = group.lease("worker-1", max_messages=1_100)
-    assert lease is not None
     settled = lease.reject([m.sequence for m in lease.messages[:1_050]], error="no")
     queue.sweep()
     first = lease.messages[0].sequence

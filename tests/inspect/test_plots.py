@@ -47,7 +47,6 @@ def queue(clock: ManualClock) -> Queue:
 
 def settle(group: ConsumerGroup, count: int) -> None:
     lease = group.lease("w", max_messages=count)
-    assert lease is not None
     lease.ack()
 
 
@@ -185,7 +184,6 @@ def test_life_has_a_row_for_each_group_and_bars_of_states(queue: Queue, clock: M
     queue.publish([Message("a", message_id="order-1")])
     clock.advance(60)
     lease = queue.group("billing").lease("w")
-    assert lease is not None
     clock.advance(30)
     lease.nack(error="no", delay="1m")
     clock.advance(120)
@@ -215,12 +213,10 @@ def test_life_draws_no_lease_that_has_expired_and_follows_redrives(
 ) -> None:
     queue.publish(["a"])
     lease = queue.group("g").lease("w", visibility_timeout="1m")
-    assert lease is not None
     clock.advance(600)
     sequence = lease.messages[0].sequence
     assert bars(queue.plot.life(sequence)) == {}
     again = queue.group("g").lease("w")
-    assert again is not None
     again.reject(error="no")
     queue.sweep()
     queue.redrive()

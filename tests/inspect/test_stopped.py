@@ -19,13 +19,11 @@ def fail_alone(group: ConsumerGroup) -> None:
     """Let five leases of single messages fail in a row, so that the breaker opens."""
     for _ in range(5):
         lease = group.lease("w")
-        assert lease is not None
         lease.nack(error="down")
 
 
 def fail(group: ConsumerGroup) -> None:
     lease = group.lease("w")
-    assert lease is not None
     lease.nack(error="bad")
 
 
@@ -71,7 +69,6 @@ def test_a_group_of_which_nothing_is_due_gives_no_reason(clock: ManualClock) -> 
     group = queue.group("g").ensure()
     queue.publish([Message("later", deliver_at="1h"), "now", "held"])
     lease = group.lease("w", max_messages=1)
-    assert lease is not None
     lease.nack(delay="1h")
     group.lease("w")
     stats = group.stats()

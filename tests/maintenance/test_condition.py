@@ -37,7 +37,6 @@ def letters() -> pa.Table:
 
 def chosen(where: Any) -> list[int]:
     condition = condition_of(where)
-    assert condition is not None
     found = condition.select(letters())
     assert found.schema == letter_schema()
     return found["dead_letter_sequence"].to_pylist()
@@ -102,7 +101,6 @@ def test_a_condition_may_be_about_other_columns() -> None:
     )
     rows = pa.table([["acked", "dropped"], [0.5, 2.0], [b"", b""]], schema=schema)
     found = condition_of("outcome = 'dropped' AND seconds > 1", schema)
-    assert found is not None
     assert found.select(rows)["outcome"].to_pylist() == ["dropped"]
     with pytest.raises(InvalidOption, match=r"SQL like \"seconds > 1\". The columns are outcome"):
         condition_of("reason = 'rejected'", schema, "seconds > 1")

@@ -33,7 +33,6 @@ def get(queue: Queue, group: str) -> list[str]:
 
 def reject(queue: Queue, group: str) -> None:
     lease = queue.group(group).lease("w", max_messages=100)
-    assert lease is not None
     lease.reject(error="no")
 
 

@@ -326,7 +326,6 @@ def test_good_names(queue: Queue, value: str) -> None:
 
 def test_settling_nothing_changes_nothing(tmp_path: Path, queue: Queue) -> None:
     held = queue.group().lease("w")
-    assert held is not None
     before = contents(tmp_path)
     assert held.ack([]).settled == 0
     assert contents(tmp_path) == before

@@ -29,7 +29,6 @@ def event(**more: Any) -> CloudEvent:
 def received(queue: Queue, *messages: Any) -> list[ReceivedMessage]:
     queue.publish(list(messages))
     lease = queue.group().lease("w", max_messages=len(messages))
-    assert lease is not None
     return lease.messages
 
 

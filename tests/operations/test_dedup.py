@@ -251,7 +251,6 @@ def test_a_duplicate_names_the_message_that_it_met(make: Make, lanes: int) -> No
     found = by_sequence(queue)
     wanted = [value for value in found.values() if "-" in value]
     for handle in (queue, rival, again(queue)):
-        assert handle is not None
         receipt = handle.publish([message(one) for one in wanted])
         assert receipt.duplicate
         assert [found[receipt.duplicate_of[at]] for at in range(len(wanted))] == wanted

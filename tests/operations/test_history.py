@@ -176,7 +176,6 @@ def test_the_last_failure_of_a_batch_blames_it_too(queue: Queue, clock: ManualCl
     assert blamed(queue, s[0]) == [("nacked", None, "bad", 3)]
     ((event, own, of_batch, size),) = blamed(queue, s[3])
     assert (event, own, size) == ("lease_expired", None, 2)
-    assert of_batch is not None
     assert of_batch.endswith("expired")
     ((event, own, of_batch, size),) = blamed(queue, s[5])
     assert (event, of_batch, size) == ("lease_expired", None, None), "it was alone"
@@ -317,7 +316,6 @@ def test_a_search_of_the_archive_leaves_out_no_file_that_matches(
     lease(queue, 2).ack()
     archive(queue)
     table = context_of(queue).history
-    assert table is not None
     rows = table.read([])[0]
     compare = {"=": pc.equal, "<=": pc.less_equal, ">=": pc.greater_equal}[operator]
     for name in ("first", "last", "committed_at"):
@@ -870,7 +868,6 @@ def test_a_message_that_came_back_with_another_of_its_key_shows_why(make: Make) 
     queue.publish([Message("a", key="k", priority=3), Message("b", key="k", priority=3), "c"])
     group = queue.group("g")
     one = group.lease("w-1", max_messages=3)
-    assert one is not None
     by_text = {message.text: message.sequence for message in one.messages}
     one.nack([by_text["a"]], error="bad")
     trace = queue.trace(by_text["b"])

@@ -14,7 +14,6 @@ from spark_mq.errors import InvalidPayload
 def _received(queue: Queue, *payloads: Any) -> list[ReceivedMessage]:
     queue.publish(list(payloads))
     lease = queue.group().lease("w", max_messages=len(payloads))
-    assert lease is not None
     return lease.messages
 
 

@@ -25,7 +25,6 @@ def test_a_lease_without_a_worker_id_names_host_and_process(
     queue.publish(["a", "b"])
     group = queue.group()
     lease = group.lease()
-    assert lease is not None
     name = lease.worker_id
     assert name == f"{named}-{os.getpid()}"
     assert [held.worker_id for held in group.leases()] == [name]
@@ -36,7 +35,6 @@ def test_a_lease_without_a_worker_id_names_host_and_process(
 def test_the_messages_and_the_table_of_a_lease_are_the_same(queue: Queue) -> None:
     queue.publish([Message("a", key="k", headers={"x": "1"}), Message("b"), Message("c")])
     lease = queue.group().lease("worker", max_messages=3)
-    assert lease is not None
     lease.reject([lease.messages[1].sequence])
     table, both = lease.table(), set(lease.table().column_names)
     both &= {one.name for one in fields(ReceivedMessage)} - {"headers"}
@@ -69,7 +67,6 @@ def test_lease_and_work_choose_the_same_name(queue: Queue) -> None:
     queue.publish(["a", "b"])
     group, names = queue.group(), list[str]()
     lease = group.lease()
-    assert lease is not None
     group.work(lambda lease: names.append(lease.worker_id), until="empty")
     assert names == [lease.worker_id]
 
@@ -97,7 +94,6 @@ def test_a_limit_of_bytes_takes_the_highest_priority_first(
     queue.publish([Message("later", key="a", priority=0) for _ in range(3)])
     queue.publish([Message("first", key="b", priority=1)])
     taken = queue.group().lease("w", max_messages=10, max_bytes=1)
-    assert taken is not None
     assert [message.text for message in taken.messages] == ["first"]
 
 
@@ -133,5 +129,4 @@ def test_a_wait_for_named_messages_ends_when_they_are_published(queue: Queue) ->
     publish.start()
     lease = group.lease(sequences=wanted, wait="1m")
     publish.join()
-    assert lease is not None
     assert [message.text for message in lease.messages] == ["c"]

@@ -80,7 +80,6 @@ ARRAYS: dict[str, Callable[[list[int]], Any]] = {
 def test_arrays_of_integers_name_messages(queue: Queue, array: Callable[[list[int]], Any]) -> None:
     sequences = queue.publish(["a", "b", "c", "d"]).sequences
     held = queue.group().lease("w", sequences=array(list(sequences[:3])))
-    assert held is not None
     assert held.ack(array([sequences[0]])).settled == 1
     assert queue.group().ack(held, array(list(sequences[1:3]))).settled == 2
     assert queue.group().discard(array([sequences[3]])) == 1
@@ -120,7 +119,6 @@ def test_numbers_of_numpy_and_arrow_are_numbers(queue: Queue, three: Any) -> Non
     receipt = queue.publish([Message("a", priority=three), "b", "c", Message("d", priority=three)])
     assert receipt.sequence_of(three) == receipt.sequences[3]
     held = queue.group().lease("w", max_messages=three, visibility_timeout=three)
-    assert held is not None
     priorities = {message.sequence: message.priority for message in held.messages}
     assert [priorities[receipt.sequences[at]] for at in (0, 3)] == [3, 3]
     assert validate_count("n", three) == 3

@@ -84,7 +84,6 @@ def test_a_hard_limit_frees_the_lane_of_what_it_drops(queue: Queue, clock: Manua
     queue.publish([Message("a1", key="a")])
     for _ in range(group.settings.max_delivery_attempts or 0):
         lease = group.lease("w", max_messages=1)
-        assert lease is not None
         lease.nack(delay=0)
     queue.publish([Message("a2", key="a")])
     with pytest.raises(GroupBlocked, match="max_delivery_attempts"):
@@ -101,7 +100,6 @@ def test_a_trim_keeps_the_lanes_of_what_is_left(queue: Queue, clock: ManualClock
     for n in range(6):
         queue.publish([Message(f"a{n}", key="a"), Message(f"b{n}", key="b")])
     lease = group.lease("w", max_messages=5)
-    assert lease is not None
     done = [m.text for m in lease.messages]
     lease.ack()
     clock.advance("2h")
@@ -117,7 +115,6 @@ def test_a_copy_of_a_queue_keeps_lanes_and_order(tmp_path: Path, clock: ManualCl
     for n in range(4):
         queue.publish([Message(f"a{n}", key="a"), Message(f"b{n}", key="b")])
     held = queue.group().lease("w", max_messages=1)
-    assert held is not None
     shutil.copytree(tmp_path / "q", tmp_path / "copy")
     copy = Queue.open(tmp_path / "copy", clock=clock)
     other = next(key for key in "ab" if key not in {m.key for m in held.messages})
@@ -135,7 +132,6 @@ def test_a_table_of_before_its_last_commits_recovers_in_order(
     queue.publish([Message(f"a{n}", key="a") for n in range(3)])
     shutil.copytree(tmp_path / "q" / "leases", tmp_path / "leases")
     lease = queue.group().lease("w", max_messages=2)
-    assert lease is not None
     lease.ack()
     shutil.rmtree(tmp_path / "q" / "leases")
     shutil.copytree(tmp_path / "leases", tmp_path / "q" / "leases")

@@ -22,7 +22,6 @@ def test_a_callback_gets_its_message_once_it_is_durable(queue: Queue) -> None:
         publisher.flush()
         assert done == pending
         lease = queue.group().lease(max_messages=2)
-        assert lease is not None
         assert [one.result(0) for one in done] == [m.sequence for m in lease.messages]
         pending[0].add_done_callback(done.append)
         assert done[2:] == pending[:1], "called at once"
@@ -55,7 +54,6 @@ def test_messages_can_be_awaited(queue: Queue) -> None:
 
     sequences = asyncio.run(publish())
     lease = queue.group().lease(max_messages=3)
-    assert lease is not None
     assert sequences == [message.sequence for message in lease.messages]
 
 

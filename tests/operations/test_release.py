@@ -22,7 +22,6 @@ def test_a_message_released_for_later_is_due_then_however_often(
     queue.publish("not yet")
     for _ in range(5):
         lease = group.lease("w")
-        assert lease is not None
         assert lease.messages[0].delivery_count == 1
         assert lease.release(delay="15m") == SettleResult(1)
         assert (group.stats().delayed, group.stats().ready) == (1, 0)
@@ -38,18 +37,15 @@ def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
     first, second, third = queue.publish(["a", "b", "c"]).sequences
     group = queue.group()
     lease = group.lease("w", max_messages=3)
-    assert lease is not None
     ids = [m.message_id for m in lease.messages]
     assert lease.release([first], delay=30) == SettleResult(1)
     assert group.release(lease, message_ids=[ids[2]], delay=10) == SettleResult(1)
     assert lease.ack() == SettleResult(1), "the object knows what it has released"
     clock.advance("11s")
     again = group.lease("w", max_messages=3)
-    assert again is not None
     assert [(m.sequence, m.delivery_count) for m in again.messages] == [(third, 1)]
     clock.advance("20s")
     again = group.lease("w", max_messages=3)
-    assert again is not None
     assert [(m.sequence, m.delivery_count) for m in again.messages] == [(first, 1)]
     assert second < third
 
@@ -58,10 +54,8 @@ def test_a_release_without_a_delay_keeps_the_place_in_the_queue(queue: Queue) ->
     first, second, third = queue.publish(["a", "b", "c"]).sequences
     group = queue.group()
     lease = group.lease("w", max_messages=2)
-    assert lease is not None
     lease.release([first])
     again = group.lease("w", max_messages=2)
-    assert again is not None
     assert [m.sequence for m in again.messages] == [first, third]
     assert lease.ack([second]) == SettleResult(1)
 
@@ -70,14 +64,12 @@ def test_a_late_release_counts_and_its_delay_still_holds(queue: Queue, clock: Ma
     queue.publish("a")
     group = queue.group()
     lease = group.lease("w")
-    assert lease is not None
     clock.advance("62s")
     assert lease.release(delay="5m") == SettleResult(1)
     clock.advance("4m")
     assert group.lease("w") is None
     clock.advance("61s")
     again = group.lease("w")
-    assert again is not None
     assert again.messages[0].delivery_count == 2
 
 
@@ -87,13 +79,11 @@ def test_an_extension_of_one_message_leaves_the_others_to_expire(
     first, second = queue.publish(["a", "b"]).sequences
     group = queue.group()
     lease = group.lease("w", max_messages=2)
-    assert lease is not None
     deadline = lease.expires_at
     assert lease.extend("10m", [second]) == SettleResult(1)
     assert lease.expires_at == deadline
     clock.advance("62s")
     again = group.lease("v", max_messages=2)
-    assert again is not None
     assert [m.sequence for m in again.messages] == [first]
     with pytest.raises(LeaseLost) as lost:
         lease.extend("10m", [first, second])
@@ -107,7 +97,6 @@ def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: Manu
     group = queue.group()
     one, two = group.lease("w"), group.lease("w", max_messages=2)
     assert one is not None
-    assert two is not None
     ids = [m.message_id for m in two.messages]
     assert group.extend([one, two], "10m") == SettleResult(3)
     assert group.extend({one: None, two: [two.messages[0].sequence]}, "20m") == SettleResult(2)
@@ -137,7 +126,6 @@ def test_a_trace_shows_the_release(delta_queue: Make) -> None:
     queue = delta_queue()
     sequence = queue.publish("a").sequences[0]
     lease = queue.group().lease("w")
-    assert lease is not None
     lease.release(delay="15m")
     events = [(e.event, e.state) for e in queue.trace(sequence).events]
     assert events == [("leased", "leased"), ("released", "available")]
@@ -162,7 +150,6 @@ def test_a_late_settle_of_an_expired_message_does_the_same_whoever_looked_before
         again(queue).sweep()
     if looked == "a lease":
         other = again(queue).group().lease("other", max_messages=5)
-        assert other is not None
         assert [m.value for m in other.messages] == [b"b"]
     named = {} if whole else {"sequences": [held.messages[0].sequence]}
     if whole and verb == "extend":

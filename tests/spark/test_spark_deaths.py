@@ -173,7 +173,6 @@ def test_a_killed_query_of_an_ordered_group_keeps_its_keys_and_their_order(
     held = [r for r in group_ledger_of(mortal.group).current() if r.state == LEASED]
     assert bool(held) == (moment != "after ack")
     other = mortal.group.lease("other", max_messages=100)
-    assert other is not None
     landed.extend((m.key or "", m.sequence) for m in other.messages)
     other.ack()
     mortal.run(each)
@@ -234,7 +233,6 @@ def test_a_driver_that_is_killed_with_its_jvm_keeps_the_order_of_keys(
     landed = [tuple(row) for name in "12" for row in json.loads((sink / name).read_text())]
     held = {key for key, _ in json.loads((sink / "2").read_text())}
     other = stream.group.lease("other", max_messages=100)
-    assert other is not None
     assert held.isdisjoint({m.key for m in other.messages})
     landed += [(m.key or "", m.sequence) for m in other.messages]
     other.ack()

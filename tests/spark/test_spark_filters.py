@@ -33,7 +33,6 @@ def test_a_stream_sees_only_the_rows_that_match(stream: Stream, queue: Queue) ->
 def test_a_stream_skips_what_is_redriven_for_another_group(stream: Stream, queue: Queue) -> None:
     queue.publish([Message(str(n)) for n in range(4)])
     mail = queue.group("mail").lease("w", max_messages=4)
-    assert mail is not None
     mail.reject()
     queue.sweep()
     assert queue.redrive().groups == {"mail": 4}

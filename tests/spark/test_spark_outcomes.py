@@ -26,7 +26,6 @@ def settled(tmp_path: Path) -> Queue:
     queue.publish([Message(f'{{"n": {n}}}', key=f"k{n}") for n in range(5)])
     group = queue.group("billing")
     lease = group.lease("w", max_messages=5)
-    assert lease is not None
     first = [message.sequence for message in lease.messages]
     lease.reject(first[1:2], error="no customer")
     lease.ack(first[:1])
@@ -99,7 +98,6 @@ def test_several_queues_are_read_together(settled: Queue, tmp_path: Path) -> Non
     other = make_queue(tmp_path / "returns")
     other.publish("a")
     lease = other.group("billing").lease("w")
-    assert lease is not None
     lease.ack()
     paths = json.dumps([settled.path, other.path])
     options = ReadOptions.parse({"path": paths, "consumerGroup": "billing", "outcomes": "true"})

@@ -83,7 +83,6 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
         visibilityTimeout="45m",
     )
     first = stream.group.lease("other", max_messages=305)
-    assert first is not None
     first.nack([m.sequence for m in first.messages[::7]], error='it\'s "bad"\n')
     first.release()
     batches = both(stream)
@@ -233,7 +232,6 @@ def test_a_lease_in_very_many_pieces_is_read_through_python(
 ) -> None:
     queue.publish(numbered(20))
     taken = stream.group.lease("other", max_messages=20)
-    assert taken is not None
     taken.nack([m.sequence for m in taken.messages[::2]])
     taken.ack()
     monkeypatch.setattr(native, limit, 9)

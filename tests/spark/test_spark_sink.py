@@ -283,7 +283,6 @@ def test_partitions_by_time_have_the_instants_of_the_rows_in_each_time_zone(
         Stream(spark, queue, tmp_path / "checkpoint").settle_with(process)
         queue.publish(["2"])
         lease = group.lease("python")
-        assert lease is not None
         lease.append(pa.Table.from_pylist(wanted[2:], schema))
         lease.ack()
         rows = DeltaTable(path).to_pyarrow_table().to_pylist()
@@ -349,7 +348,6 @@ def test_keys_and_headers_reach_the_queue(stream: Stream, queue: Queue, sink: st
 
     stream.settle_with(process)
     lease = Queue.open(sink).group("look").lease("w")
-    assert lease is not None
     assert [(m.text, m.key, m.headers) for m in lease.messages] == [("a", "k", {"n": "1"})]
 
 

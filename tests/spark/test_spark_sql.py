@@ -34,7 +34,6 @@ def busy(tmp_path: Path) -> Queue:
         queue.publish([f"{n}a", f"{n}b"])
     group = queue.group("billing")
     lease = group.lease("worker-1", max_messages=2)
-    assert lease is not None
     lease.reject([lease.messages[0].sequence], error="no customer")
     lease.ack()
     held = group.lease("worker-2", max_messages=2)
@@ -180,13 +179,11 @@ def ended(tmp_path: Path) -> Queue:
     for name in ("acked", "dead_lettered", "dropped"):
         queue.publish(name)
     lease = group.lease("w", max_messages=3)
-    assert lease is not None
     acked, bad, dropped = (message.sequence for message in lease.messages)
     lease.nack([bad], error="first")
     lease.ack([acked])
     group.discard([dropped], force=True)
     retried = group.lease("w")
-    assert retried is not None
     retried.reject(error="no customer")
     queue.sweep()  # a seek skips messages that are dead, too
     queue.publish(Message("expired", expires_at=timedelta(seconds=5)))
@@ -196,7 +193,6 @@ def ended(tmp_path: Path) -> Queue:
     group.seek("latest")
     queue.publish(["available", "unread"])
     held = group.lease("w")
-    assert held is not None
     held.nack(delay="1h")
     return queue
 
@@ -238,7 +234,6 @@ def test_a_read_shows_how_each_message_ended_also_once_a_sweep_has_cleaned(
 def test_a_seek_back_makes_ended_messages_unread_again(pushing: Any, ended: Queue) -> None:
     ended.group("billing").seek("earliest")
     first = ended.group("billing").lease("w")
-    assert first is not None
     first.ack()
     found = seen(pushing, ended, "true")
     assert found["acked"][:2] == ("acked", 1)

@@ -32,7 +32,6 @@ def queue(tmp_path: Path) -> Queue:
         queue.publish(str(number))
     while version(queue, "leases") < 39:
         lease = group.lease("w", max_messages=1)
-        assert lease is not None
         lease.release()
     queue.sweep()
     for name in TABLES:
@@ -51,7 +50,6 @@ def make_old(table: Path) -> None:
 
 def version(queue: Queue, name: str) -> int:
     table = DeltaLog(ObjectStore(f"{queue.path}/{name}")).open()
-    assert table is not None
     return table.version
 
 

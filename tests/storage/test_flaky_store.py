@@ -53,7 +53,6 @@ def test_a_file_without_statistics_is_not_lost_by_a_failed_look(
         queue.group().lease("w")
     queue.publish(["second"])
     lease = queue.group().lease("w", max_messages=10)
-    assert lease is not None
     assert [m.value for m in lease.messages] == [b"first", b"second"]
 
 
@@ -75,13 +74,11 @@ def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", retention=0)
     publish_without_statistics(queue, b"a")
     lease = queue.group().lease("w")
-    assert lease is not None
     lease.ack()
     late = Queue.open(queue.path, clock=lambda: context_of(queue).clock() + timedelta(seconds=5))
     assert late.sweep().trimmed_files == 1
     queue.publish(["b"])
     lease = Queue.open(queue.path).group().lease("w")
-    assert lease is not None
     assert lease.messages[0].value == b"b"
 
 

@@ -56,7 +56,6 @@ def slots_of(queue: Queue, at: int = 0) -> list[tuple[int, int | None]]:
 def test_a_file_is_sorted_by_priority_and_lane(queue: Queue) -> None:
     receipt = queue.publish(messages(50))
     lease = queue.group().lease("w", max_messages=50)
-    assert lease is not None
     by_sequence = sorted(lease.messages, key=lambda m: m.sequence)
     expected = [
         (9 if int(m.text) % 7 == 0 else 0, None if m.key is None else crc32(m.key.encode()) % LANES)
@@ -81,7 +80,6 @@ def test_duplicates_keep_their_positions(queue: Queue) -> None:
     receipt = queue.publish(wanted)
     assert receipt.duplicates == (1,)
     lease = queue.group().lease("w", max_messages=10)
-    assert lease is not None
     by_sequence = {m.sequence: m.text for m in lease.messages}
     assert [by_sequence[receipt.sequence_of(n) or 0] for n in (0, 2, 3, 4)] == ["0", "2", "3", "4"]
 
@@ -95,7 +93,6 @@ def test_a_buffered_publisher_knows_each_sequence(queue: Queue) -> None:
             for one in pending
         ]
     lease = queue.group().lease("w", max_messages=50)
-    assert lease is not None
     by_sequence = {m.sequence: m.text for m in lease.messages}
     assert [by_sequence[seq] for seq in sequences] == [str(n) for n in range(20)]
 
@@ -125,7 +122,6 @@ def test_a_lease_goes_on_after_a_nack_without_what_returned(queue: Queue) -> Non
     group.configure(order="key")
     queue.publish([Message(f"{n}", key="a") for n in range(3)])
     lease = group.lease("w", max_messages=3)
-    assert lease is not None
     lease.nack([lease.messages[1].sequence], delay=0)
     assert lease.ack().settled == 1
     assert texts(group.lease("w", max_messages=3)) == ["1", "2"]
@@ -219,7 +215,6 @@ def test_a_redriven_message_stands_at_the_end_of_its_key(queue: Queue) -> None:
     first = [Message(f"{n}", key="a", priority=2) for n in range(3)]
     queue.publish(first)
     lease = group.lease("w", max_messages=9)
-    assert lease is not None
     lease.reject([lease.messages[0].sequence])
     lease.ack()
     queue.sweep()
@@ -265,7 +260,6 @@ def test_an_ack_in_the_commit_of_a_nack_settles_nothing_behind_it(queue: Queue) 
     group.configure(order="key")
     queue.publish([Message(f"{n}", key="a") for n in range(3)])
     lease = group.lease("w", max_messages=3)
-    assert lease is not None
     first, second, third = (m.sequence for m in lease.messages)
     acks = SettlePart(ACK, lease.lease_id, [(first, first), (third, third)])
     nack = SettlePart(NACK, lease.lease_id, [(second, second)], delay=0)

@@ -90,7 +90,6 @@ def story(run: Run) -> None:
     queue.redrive()
     run.report("redriven", "c")
     second = group.lease("w", max_messages=10)
-    assert second is not None
     run.report("settling", *[m.value or b"" for m in second.messages])
     second.ack()
     run.report("acked", *[m.value or b"" for m in second.messages])
@@ -131,7 +130,6 @@ def check(run: Run, count: int, root: Path) -> None:
             assert delivered[value] > number, f"the delivery of {value} was not counted"
     queue.publish(["new"])
     lease = queue.group().lease("after", max_messages=1)
-    assert lease is not None
     assert [m.value for m in lease.messages] == [b"new"]
     lease.ack()
     queue.sweep()
@@ -230,7 +228,6 @@ def test_a_queue_that_is_not_durable_syncs_nothing(run: Run) -> None:
         opened = Queue.open(run.root / "q")
         opened.publish("a")
         lease = opened.group().lease("w")
-        assert lease is not None
         lease.ack()
     assert queue.settings.durable is False
     assert len([e for e in run.effects.done if e.kind.startswith("sync")]) == before

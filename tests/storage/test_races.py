@@ -219,7 +219,6 @@ def test_of_two_that_create_the_same_group_one_is_refused(queue: Queue) -> None:
     with pytest.raises(errors.CommitConflict):
         one.write((seen, Ledger(LedgerHeader(start_sequence=1))), operation_id="1", note=note())
     found = one.read("g").ledger
-    assert found is not None
     assert found.head.start_sequence == 7
 
 
@@ -441,7 +440,6 @@ def test_a_commit_to_two_groups_drops_one_and_changes_the_other(queue: Queue) ->
     for store in (one, two):
         assert store.groups() == ["other"]
         ledger = store.read("other").ledger
-        assert ledger is not None
         assert ledger.head.revision == 1
     rows = DeltaTable(f"{queue.path}/leases").to_pyarrow_table()
     assert rows["consumer_group"].to_pylist() == ["other"], "another engine sees the same"
@@ -568,7 +566,6 @@ def _lease_and_ack(path: str, times: int) -> int:
     done = 0
     for _ in range(times):
         mine = group.lease("w")
-        assert mine is not None
         done += mine.ack().settled
     return done
 
@@ -648,7 +645,6 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(
         took = workers.apply_async(_plod, (queue.path, "slow", 15, stop)).get(timeout=90)
         hammered = sum(result.get(timeout=60) for result in fast)
     slow = ledgers_of(queue).read("slow").ledger
-    assert slow is not None
     assert slow.head.counters == {"steps": 15}
     assert operations(queue, "slow").count("step") == 15
     # Measured: 2 s of it is its own work. It must not wait for a pause in theirs.
@@ -694,7 +690,6 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
             stop.set()
         hammered = [result.get(timeout=60) for result in fast]
     ledger = ledgers_of(queue).read("g").ledger
-    assert ledger is not None
     assert ledger.head.counters["steps"] == steps
     assert min(hammered) > 4, hammered  # nor the fast ones by each other
     # A starved one ends with ContentionTimeout. Measured apart, with four busy processes on two

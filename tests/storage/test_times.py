@@ -35,10 +35,8 @@ def test_what_a_foreign_writer_delays_is_delayed(tmp_path: Path, with_statistics
         queue = Queue.open(queue.path, clock=clock)
     group = queue.group()
     lease = group.lease("w", max_messages=10, auto_ack=True)
-    assert lease is not None
     assert [m.value for m in lease.messages] == [b"now"]
     assert group.stats().delayed == 1
     clock.advance(30)
     lease = group.lease("w", max_messages=10)
-    assert lease is not None
     assert [m.value for m in lease.messages] == [b"late"]

@@ -86,7 +86,6 @@ def store(request: pytest.FixtureRequest, remote: RemoteStore) -> Iterator[Store
         for number in range(3):
             queue.publish([Message(str(number), dedup_id=f"first {number}"), "bad"])
             lease = queue.group().lease("w", max_messages=2)
-            assert lease is not None
             lease.reject([lease.messages[1].sequence])
             lease.ack()
         queue.sweep()
@@ -111,7 +110,6 @@ def publish(store: Store) -> None:
 def work(store: Store) -> None:
     group = store.open().group()
     lease = group.lease("w", max_messages=4)
-    assert lease is not None
     lease.extend("1m")
     first, second, third, _ = (message.sequence for message in lease.messages)
     lease.reject([first])

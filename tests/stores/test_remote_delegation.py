@@ -114,7 +114,6 @@ def test_a_request_has_a_small_file(queue: Queue) -> None:
     read = DelegatedRequest.decode(
         info.path.rpartition("/")[2], ledgers_of(queue).files.read(info.path)
     )
-    assert read is not None
     assert read.request_id == turn.request_id
 
 
@@ -131,5 +130,4 @@ def test_a_foreign_name_that_hides_the_requests_stops_nobody(
     with pytest.raises(OSError, match="invalid path"):
         ledgers_of(queue).files.list(f"{FOLDER}/default")
     lease = queue.group().lease("w", max_messages=5)
-    assert lease is not None
     assert lease.ack().settled == 5

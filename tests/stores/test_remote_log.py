@@ -78,11 +78,9 @@ def test_a_lease_and_an_ack_of_a_lone_worker_cost_few_requests_and_no_listing(
     group = late.group()
     for _ in range(2):
         found = group.lease("w", max_messages=1)
-        assert found is not None
         found.ack()
     proxy.asked()
     found = group.lease("w", max_messages=1)
-    assert found is not None
     leased = proxy.asked()
     assert len(leased) <= 3, leased
     found.ack()
@@ -100,8 +98,6 @@ def test_a_lease_does_not_take_what_another_has_just_taken(
     proxy.asked()
     theirs = queue.group().lease("a", max_messages=2)
     mine = late.group().lease("b", max_messages=10)
-    assert theirs is not None
-    assert mine is not None
     assert [m.value for m in mine.messages] == [b"2", b"3", b"4", b"5"]
     assert {m.delivery_count for m in mine.messages} == {1}
     assert (theirs.ack().settled, mine.ack().settled) == (2, 4)
@@ -126,7 +122,6 @@ def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(
     queue.group().ensure()
     assert late.group().stats().ready == 2
     lease = queue.group().lease("w", max_messages=2)
-    assert lease is not None
     assert getattr(late.group(), verb)(lease.lease_id).settled == 2
 
 
@@ -146,7 +141,6 @@ def test_a_publish_lands_once_and_behind_what_others_have_published(
     second = late.publish(["c"], producer_id="p", producer_sequence=1)
     assert second.version == first.version + 1
     lease = queue.group().lease("w", max_messages=10)
-    assert lease is not None
     assert [m.value for m in lease.messages] == [b"a", b"b", b"c"]
     assert late.last_producer_sequence("p") == 1
 
@@ -159,7 +153,6 @@ def test_a_commit_whose_reply_is_lost_is_found(
     late.group().ensure()
     proxy.once(fault, "PUT", "leases/_delta_log")
     lease = late.group().lease("w", max_messages=1)
-    assert lease is not None
     assert lease.messages[0].delivery_count == 1
     assert queue.group().stats().leased == 1
     proxy.once(fault, "PUT", "leases/_delta_log")
@@ -190,7 +183,6 @@ def test_handles_go_on_under_sweeps_of_each_other(
     assert through(queue, proxy).group().stats().ready == 1
     late.sweep()
     lease = late.group().lease("w")
-    assert lease is not None
     assert lease.ack().settled == 1
 
 
@@ -257,7 +249,6 @@ def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(
     for number in range(6):
         queue.publish(f"theirs {number}")
         other = queue.group("other").lease("w", max_messages=1)
-        assert other is not None
         other.ack()
     index_commits(queue)
     for table in tables:
@@ -268,7 +259,6 @@ def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(
     assert held.ack().settled == 1
     assert queue.group().stats().acked == 1
     fresh = queue.group("fresh").lease("w", max_messages=100)
-    assert fresh is not None
     assert fresh.messages[-1].value == b"mine"
 
 
@@ -291,7 +281,6 @@ def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(remote: Re
     other.publish("new")
     assert log.only_writer, "it has not looked since"
     found = queue.group().lease("w", max_messages=2, fail_on_data_loss=False)
-    assert found is not None
     assert [m.value for m in found.messages] == [b"new"]
     stats = other.group().stats()
     assert (stats.lost, stats.dead, stats.leased) == (4, 0, 1)

@@ -29,7 +29,6 @@ def counted(remote: RemoteStore) -> Iterator[tuple[Queue, Requests]]:
         for _ in range(3):
             queue.publish([b"a", b"b"])
             lease = queue.group().lease("w", max_messages=1)
-            assert lease is not None
             lease.ack()
         yield queue, seen
 
@@ -79,7 +78,6 @@ def test_the_page_on_prices_has_the_requests_of_the_code(
 
     def deliver() -> None:
         lease = group.lease("w", max_messages=100)
-        assert lease is not None
         assert lease.messages
         lease.ack()
 

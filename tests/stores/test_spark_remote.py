@@ -162,7 +162,6 @@ def test_a_stream_moves_messages_from_one_queue_there_to_another(
     )
     finish(start(writer, stream.checkpoint))
     lease = target.group().lease("w", max_messages=2 * ROWS)
-    assert lease is not None
     assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
     check(queue)
 
@@ -187,7 +186,6 @@ def test_a_publish_lands_once_if_the_store_fails(
     assert proxy.met() == 1
     assert messages_of(queue).index().total == ROWS
     lease = queue.group().lease("w", max_messages=2 * ROWS)
-    assert lease is not None
     assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
 
 

@@ -56,7 +56,6 @@ def test_messages_carry_the_context_of_their_publish(queue: Queue, recorded: Any
     queue.publish([Message("a", headers={"own": "1"}), "b"])
     context = recorded.span("publish orders").context
     lease = queue.group().lease("w", max_messages=2)
-    assert lease is not None
     expected = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
     assert [m.headers for m in lease.messages] == [
         {"own": "1", "traceparent": expected}, {"traceparent": expected}

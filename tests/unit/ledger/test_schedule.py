@@ -176,7 +176,6 @@ def test_a_message_that_expires_while_it_waits_for_its_next_try_is_dropped(
 def test_a_lease_outlives_the_expiry_of_its_messages(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
     lease = queue.group().lease("w")
-    assert lease is not None
     clock.advance(20)
     assert lease.ack().settled == 1
     assert queue.group().stats().expired == 0
@@ -344,7 +343,6 @@ def test_expired_messages_that_failed_before_are_dead_with_their_error(
 ) -> None:
     burying.publish([Message("a", expires_at="5s")])
     lease = burying.group().lease("w")
-    assert lease is not None
     lease.nack(error="no")
     burying.publish(["b"])
     clock.advance(5)

@@ -100,7 +100,6 @@ def test_messages_for_another_group_begin_no_batch(queue: Queue) -> None:
     group = queue.group("g").ensure()
     queue.publish(["a", "b"])
     mail = queue.group("mail").lease("w", max_messages=2)
-    assert mail is not None
     mail.reject()
     queue.sweep()
     runner = Runner(queue)
@@ -162,7 +161,6 @@ def test_a_new_checkpoint_warns_of_messages_settled_after_an_unsettled_one(
     queue.publish(["stuck", "b", "c"])
     group = queue.group("g")
     lease = group.lease("w", max_messages=3)
-    assert lease is not None
     lease.ack([m.sequence for m in lease.messages][1:])
     StreamSource(group_ledger_of(group), StreamOptions()).initial()
     assert "already settled 2 messages" in caplog.text
@@ -473,7 +471,6 @@ def test_a_replay_of_an_empty_batch_stays_empty(queue: Queue) -> None:
     dead = Runner(queue)
     assert dead.offer()
     faster = queue.group("g").lease("faster")  # between the offer and the lease
-    assert faster is not None
     assert sequences(dead.plan()) == []
     faster.release()
     successor = Runner(queue, dead.checkpoint)
