@@ -777,7 +777,7 @@ class ReferenceGroup:
         if self.order != "fair" or failed:
             return
         for m in self.by_state("unread", "available"):
-            waits = m.due_at <= now and m not in chosen
+            waits = m.due_at <= now and not m.is_skipped and m not in chosen
             fair = max(taken.values()) <= taken[m.key] + 1
             assert fair or not waits, (
                 f"a lease of {dict(taken)} leaves message {m.seq:x} of {m.key}"
