@@ -105,10 +105,10 @@ class Instant:
 
 
 class ElapsedClock:
-    """Measure the time since an instant, also if the machine was suspended since.
+    """Measure the time since an instant, even if the machine was suspended since.
 
-    ``time.monotonic()`` stops in a suspend. So two other clocks are read, which must agree. One is
-    the wall clock. Nobody sets the other, which counts a suspend if the system has such a clock.
+    ``time.monotonic()`` stops in a suspend. So two other clocks are read, which must agree: the
+    wall clock, and one that nobody sets and that counts a suspend, if the system has such a clock.
     """
 
     def __init__(

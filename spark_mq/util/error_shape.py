@@ -113,20 +113,11 @@ _LIST: Final = re.compile(r"(<\w+>)(?:, ?\1)+")
 def error_shape(text: str) -> str:
     """Return the text of an error with placeholders for what differs from message to message.
 
-    These are numbers, dates, ids, paths, addresses and quoted parts. Two errors with one shape
+    These are numbers, dates, ids, paths, addresses and quoted parts, so two errors of one shape
     probably have one cause. The class of the exception stays, and so does a number that is the
     cause: the status of HTTP and gRPC, an errno, an exit code, a signal, and the codes of
-    databases. Expired leases of all workers have one shape.
-
-    Parameters
-    ----------
-    text
-        The text of an error, as a group keeps it. Only its first 2,000 characters count.
-
-    Returns
-    -------
-    str
-        One line of at most 200 characters.
+    databases. Expired leases of all workers have one shape. Only the first 2,000 characters count,
+    and the result is a line of at most 200.
 
     Examples
     --------

@@ -73,8 +73,8 @@ STOPS: tuple[type[BaseException], ...] = (KeyboardInterrupt,)
 def to_failure(error: BaseException, what: str = "the handler") -> Exception:
     """Return what a user's function raised as an Exception, but raise one of STOPS.
 
-    A SystemExit, for example, would otherwise end a worker without a word. So would an error that
-    cannot even be asked for its class.
+    A SystemExit, or an error that cannot even be asked for its class, would end a worker without a
+    word.
     """
     if issubclass(type(error), STOPS):
         raise error

@@ -21,10 +21,7 @@ TURN_SECONDS: Final = 0.05  # a thread that offers the lock keeps it so long
 
 
 class FairLock:
-    """A lock that `places` threads may have. They get it in the order in which they ask.
-
-    It is reentrant.
-    """
+    """A reentrant lock that `places` threads may have, in the order in which they ask."""
 
     def __init__(self, *, places: int = 1) -> None:
         self.places = places

@@ -43,10 +43,7 @@ T = TypeVar("T")
 
 
 def environment(package: str, folder: str = "") -> Environment:
-    """Return the templates of a package, which may be in an archive.
-
-    They escape each value, and replace hidden characters.
-    """
+    """Return the templates of a package, which escape each value and replace hidden characters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to load
 
     return Environment(

@@ -405,21 +405,11 @@ def setting(
 ) -> Any:
     """Return the field of a setting.
 
-    Parameters
-    ----------
-    kind
-        What values are valid.
-    default
-        The default, as a user would give it, such as "60s".
-    doc
-        What the setting means, for the reference, with names between backticks.
-    optional
-        Whether None is valid, which means no limit, or that the setting is off. Default: whether
-        the default is None.
-    fixed
-        Why the setting cannot change after a create, and the remedy.
-    argument
-        Whether a user gives the setting. The library itself sets the others.
+    `kind` says what values are valid, and `default` is written as a user would give it, such as
+    "60s". `doc` is for the reference, with names between backticks. With `optional`, which is the
+    default if the default is None, None means no limit, or that the setting is off. `fixed` says
+    why the setting cannot change after a create, and the remedy. Without `argument` only the
+    library sets it.
     """
     clean = None if default is None else kind.check("default", default)
     may_be_none = default is None if optional is None else optional

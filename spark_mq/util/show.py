@@ -105,10 +105,7 @@ def show_duration(duration: timedelta | None) -> str:
 
 
 def show_age(age: timedelta | float | None) -> str:
-    """Return a measured duration in its two greatest units, such as 3m 12s.
-
-    A number is in seconds.
-    """
+    """Return a duration, or seconds, in its two greatest units, such as 3m 12s."""
     if age is None:
         return "-"
     whole = max(0, int(age.total_seconds() if isinstance(age, timedelta) else age))

@@ -140,10 +140,7 @@ class Expression:
         return self._stop is not None and self._stop.is_set()
 
     def values(self, rows: pa.Table, *, lenient: bool = False) -> pa.Array:
-        """Return a value for each row. If `lenient`, it is null where the expression fails.
-
-        Raises FailsForMessage.
-        """
+        """Return a value for each row. Raise FailsForMessage, or leave a null if `lenient`."""
         try:
             with interrupted_by(self._stop, self._connection):
                 sql = f"TRY({self._sql}\n)" if lenient else self._sql

@@ -152,10 +152,7 @@ _ACKED: Final = Verdict(ACK)
 
 
 def verdict_of_result(result: object) -> Verdict:
-    """Return the verdict on a message whose handler has returned.
-
-    Raise InvalidHandlerResult for what looks like a decision, or like work that was not done.
-    """
+    """Return the verdict on a message whose handler has returned, or raise InvalidHandlerResult."""
     if result is None:  # the usual result needs no look at what it may be
         return _ACKED
     if isinstance(result, type) and issubclass(result, Decision):

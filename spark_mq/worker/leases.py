@@ -124,10 +124,7 @@ class HeldLeases:
 
 
 class FeedCommits:
-    """Commits the settles of a feed, and logs and counts them.
-
-    Each failure of the store calls `wait_on` with the leases whose settle is tried again.
-    """
+    """Commits the settles of a feed, logs and counts them, and calls `wait_on` before a retry."""
 
     def __init__(
         self,
