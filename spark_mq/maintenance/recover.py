@@ -121,10 +121,7 @@ def _counts(report: RecoveryReport) -> dict[str, int]:
 
 
 def recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
-    """Recover the tables of one queue, without its dead letters.
-
-    The order of the steps matters: if it is killed in between, readers still refuse.
-    """
+    """Recover the tables of one queue, in an order in which readers refuse until the end."""
     plan = context.messages.plan_recovery()
     if plan.unknown and not dry_run:
         context.messages.publish_again(plan)

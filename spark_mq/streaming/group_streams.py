@@ -15,26 +15,19 @@ class GroupStreams:
     """The methods of a group that need Spark."""
 
     def read_stream(self, spark: Any, *, more_groups: Iterable[Any] = (), **options: Any) -> Any:
-        """Return a streaming DataFrame that leases the messages of this group.
+        """Return a streaming DataFrame that leases the messages of this group. Needs pyspark.
 
-        The handle names the queue, the group, its start and the storage options. It is
-        ``spark.readStream.format("spark_mq")`` with all of these options. Needs pyspark.
+        It is ``spark.readStream.format("spark_mq")`` with the queue, the group, its start and the
+        storage options of this handle.
 
         Parameters
         ----------
-        spark
-            The session.
         more_groups
-            The same group in other queues, which the stream reads as well. Give them to
-            :meth:`for_each_batch`, too. Default: none.
+            The same group in other queues, which the stream reads, too. Also give them to
+            :meth:`for_each_batch`.
         **options
             Further options of the source, such as ``maxMessagesPerTrigger=10_000`` or
             ``valueSchema="id INT"``.
-
-        Returns
-        -------
-        pyspark.sql.DataFrame
-            Has the columns of the source. The stream leases once it is started.
 
         Raises
         ------
@@ -49,24 +42,9 @@ class GroupStreams:
         """Return a DataFrame of the messages as this group sees them. It leases nothing.
 
         It is ``spark.read.format("spark_mq")`` with the queue, the group and the storage options of
-        this handle. The group must exist. Needs pyspark.
-
-        Parameters
-        ----------
-        spark
-            The session.
-        **options
-            Further options of the source, such as ``outcomes=True`` or ``valueSchema="id INT"``.
-
-        Returns
-        -------
-        pyspark.sql.DataFrame
-            Has a row for each retained message, with its state.
-
-        Raises
-        ------
-        InvalidOption
-            An option is unknown or invalid, or the handle names it already.
+        this handle, and has a row for each retained message, with its state. The group must exist.
+        Needs pyspark. The options are further ones of the source, such as ``outcomes=True``. Raises
+        InvalidOption if one is unknown or invalid, or if the handle names it already.
         """
         return _spark_side("group_reads", "read").read(self, spark, options)
 

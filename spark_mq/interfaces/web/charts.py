@@ -82,10 +82,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Counts by time, as bars. Intervals of which nothing is known have none.
-
-    A bar of the interval that has not ended grows.
-    """
+    """Counts by time, as bars. Where nothing is known there are none, and the last still grows."""
 
     title: str
     range: str  # such as 6h
