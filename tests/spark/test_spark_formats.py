@@ -114,7 +114,8 @@ def test_a_wrong_format_is_refused_before_the_query_starts(spark: Any, queue: Qu
     with pytest.raises(Exception, match=r"valueFormat='json' is not a format.*give valueSchema"):
         reader.option("valueFormat", "json").load(queue.path)
     wrong = '{"avro": "long", "confluent": {"schemas": {"7": "nothing"}}}'
-    with pytest.raises(Exception, match="schema 7 of schemas: schema='nothing' is not an Avro schema"):
+    refusal = "schema 7 of schemas: schema='nothing' is not an Avro schema"
+    with pytest.raises(Exception, match=refusal):
         reader.option("valueFormat", wrong).load(queue.path)
     with pytest.raises(Exception, match="give one of them"):
         reader.option("valueFormat", AVRO.option).option("valueSchema", "id INT").load(queue.path)
