@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from support.tables import as_in_a_store, group_ledger_of
 
-from spark_mq import GroupSettings, Queue
-from spark_mq.errors import InvalidOption
+from spark_mq import Queue
 from spark_mq.operations.pauses import default_poll
-from spark_mq.streaming.source import check_attempts
 
 OPTIONS = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 
@@ -23,16 +21,6 @@ def test_who_waits_looks_twice_a_second_and_each_two_seconds_over_a_store(
     queue = Queue.create(tmp_path / "queue", durable=False)
     queue = as_in_a_store(queue) if in_a_store else queue
     assert default_poll(group_ledger_of(queue.group())) == seconds
-
-
-@pytest.mark.parametrize(("attempts", "good"), [(2, False), (3, True), (None, True)])
-def test_a_stream_needs_three_attempts(attempts: int | None, good: bool) -> None:
-    settings = GroupSettings(max_delivery_attempts=attempts)
-    if good:
-        check_attempts("g", settings)
-    else:
-        with pytest.raises(InvalidOption, match="Set 3 or more"):
-            check_attempts("g", settings)
 
 
 def documented() -> dict[str, list[str]]:

@@ -34,13 +34,6 @@ def test_a_setting_that_is_too_short_is_refused(name: str) -> None:
     memory_queue(**{name: least})
 
 
-@pytest.mark.parametrize("option", ["visibilityTimeout", "maxLeaseDuration"])
-def test_a_stream_with_leases_that_are_too_short_is_refused(option: str) -> None:
-    options = pytest.importorskip("spark_mq.spark.options")
-    with pytest.raises(InvalidOption, match=f"^{option}='1ms' is too short: give 1s or more"):
-        options.ReadOptions.parse({"path": "/q", option: "1ms"})
-
-
 def test_a_queue_with_a_shorter_setting_of_an_older_version_is_read() -> None:
     stored = {"visibility_timeout": 1_000}
     assert GroupSettings.decoded(stored).visibility_timeout.total_seconds() == 0.001

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan
 from support.harness import make_queue
 
-from spark_mq import InvalidOption, InvalidSchema, Message, Queue
+from spark_mq import InvalidSchema, Message, Queue
 from spark_mq.spark.options import ReadOptions
 from spark_mq.spark.peek_reader import PeekFilters, PeekReader
 from spark_mq.spark.schema import read_schema
@@ -110,18 +110,6 @@ def test_several_queues_are_read_together(settled: Queue, tmp_path: Path) -> Non
     assert ends == {
         ("orders", "acked"): 4, ("orders", "dead_lettered"): 1, ("returns", "acked"): 1,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"outcomes": "yes", "consumerGroup": "g"}, "outcomes='yes' is not valid: use one of true"),
-        ({"outcomes": "true"}, "name it by the option consumerGroup"),
-    ],
-)
-def test_a_wrong_option_is_refused(options: dict[str, str], text: str) -> None:
-    with pytest.raises(InvalidOption, match=text):
-        ReadOptions.parse({"path": "/queue", **options})
 
 
 def test_the_columns_need_the_option(settled: Queue) -> None:

@@ -18,34 +18,11 @@ from spark_mq import Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.spark import check_interpreter
 
-# Spark hands the names of options over in lower case.
+# Spark hands the names of options over in lower case. What each of them refuses is proved without a
+# session, in tests/unit/spark/test_read_options.py.
 OPTIONS = {
     "a misspelt option": ({"consumerGrup": "g"}, ("consumergrup", "did you mean 'consumerGroup'")),
-    "an unknown option": ({"colour": "red"}, ("colour", "maxMessagesPerTrigger")),
-    "lanes": ({"lanes": "64"}, ("option 'lanes'", "Queue.create(path, lanes=64)")),
-    "an order": ({"order": "key"}, ("option 'order'", "group.configure(order='key')")),
     "a bad duration": ({"visibilityTimeout": "soon"}, ("visibilityTimeout='soon'", "'30s'")),
-    "a duration of zero": ({"maxLeaseDuration": "0s"}, ("maxLeaseDuration='0s'", "more than zero")),
-    "durations out of order": (
-        {"visibilityTimeout": "2h", "maxLeaseDuration": "1h"},
-        ("visibilityTimeout='2h'", "maxLeaseDuration='1h'"),
-    ),
-    "a group name that ends with a dot": ({"consumerGroup": ".."}, ("consumerGroup='..'", "a dot")),
-    "a bad group name": ({"consumerGroup": "a b"}, ("consumerGroup='a b'", "letters")),
-    "a bad worker name": ({"workerId": "w/1"}, ("workerId='w/1'", "letters")),
-    "a limit of zero": (
-        {"maxMessagesPerTrigger": "0"},
-        ("maxMessagesPerTrigger='0'", "whole number from 1"),
-    ),
-    "a bad size": ({"maxBytesPerTrigger": "lots"}, ("maxBytesPerTrigger='lots'", "'64m'")),
-    "a bad ack mode": ({"ack": "onComit"}, ("ack='onComit'", "did you mean 'onCommit'")),
-    "a bad position": (
-        {"startingPosition": "yesterday"},
-        ("startingPosition='yesterday'", "earliest"),
-    ),
-    "a bad list of paths": ({"path": '["a", "a"]'}, ("path=", "twice")),
-    "a bad choice for the group": ({"createGroup": "no"}, ("createGroup='no'", "true, false")),
-    "a bad choice": ({"failOnDataLoss": "perhaps"}, ("failOnDataLoss='perhaps'", "true, false")),
 }
 
 

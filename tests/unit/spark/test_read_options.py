@@ -1,0 +1,79 @@
+"""The options of the source and the sink: what they mean for the tasks, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spark_mq import GroupSettings
+from spark_mq.errors import InvalidOption
+from spark_mq.spark.options import ReadOptions, WriteOptions
+from spark_mq.streaming.source import check_attempts
+
+
+def test_the_driver_resolves_a_path_for_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have another home, and another working directory."""
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.chdir("/")
+    for given, path in [("~/q", "/home/me/q"), ("file:///a%20b", "/a b"), ("q", "/q")]:
+        assert WriteOptions.parse({"path": given}).path == path
+        assert ReadOptions.parse({"path": given}).paths == (path,)
+        assert ReadOptions.parse({"path": json.dumps([given, "/x"])}).paths == (path, "/x")
+
+
+@pytest.mark.parametrize("path", ["$HOME/q", ""])
+def test_a_path_that_nobody_means_is_refused(path: str) -> None:
+    for parse in (WriteOptions.parse, ReadOptions.parse):
+        with pytest.raises(InvalidOption) as caught:
+            parse({"path": path})
+        assert caught.value.data["option"] == "path"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"consumergrup": "g"}, ["consumergrup", "did you mean 'consumerGroup'"]),
+        ({"colour": "red"}, ["colour", "maxMessagesPerTrigger"]),
+        ({"lanes": "64"}, ["option 'lanes'", "Queue.create(path, lanes=64)"]),
+        ({"order": "key"}, ["option 'order'", "group.configure(order='key')"]),
+        ({"visibilityTimeout": "soon"}, ["visibilityTimeout='soon'", "'30s'"]),
+        ({"visibilityTimeout": "1ms"}, ["visibilityTimeout='1ms' is too short: give 1s or more"]),
+        ({"maxLeaseDuration": "1ms"}, ["maxLeaseDuration='1ms' is too short: give 1s or more"]),
+        ({"maxLeaseDuration": "0s"}, ["maxLeaseDuration='0s'", "more than zero"]),
+        (
+            {"visibilityTimeout": "2h", "maxLeaseDuration": "1h"},
+            ["visibilityTimeout='2h'", "maxLeaseDuration='1h'"],
+        ),
+        ({"consumerGroup": ".."}, ["consumerGroup='..'", "a dot"]),
+        ({"consumerGroup": "a b"}, ["consumerGroup='a b'", "letters"]),
+        ({"workerId": "w/1"}, ["workerId='w/1'", "letters"]),
+        ({"maxMessagesPerTrigger": "0"}, ["maxMessagesPerTrigger='0'", "whole number from 1"]),
+        ({"maxBytesPerTrigger": "lots"}, ["maxBytesPerTrigger='lots'", "'64m'"]),
+        ({"ack": "onComit"}, ["ack='onComit'", "did you mean 'onCommit'"]),
+        ({"startingPosition": "yesterday"}, ["startingPosition='yesterday'", "earliest"]),
+        ({"path": '["a", "a"]'}, ["path=", "twice"]),
+        ({"createGroup": "no"}, ["createGroup='no'", "true, false"]),
+        ({"failOnDataLoss": "perhaps"}, ["failOnDataLoss='perhaps'", "true, false"]),
+        ({"outcomes": "yes", "consumerGroup": "g"}, ["outcomes='yes' is not valid: use one of"]),
+        ({"outcomes": "true"}, ["name it by the option consumerGroup"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_refused_option_of_the_source_is_named_with_its_value(
+    given: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        ReadOptions.parse({"path": "/q", **given})
+    for part in words:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("attempts", "good"), [(2, False), (3, True), (None, True)])
+def test_a_stream_needs_three_attempts(attempts: int | None, good: bool) -> None:
+    settings = GroupSettings(max_delivery_attempts=attempts)
+    if good:
+        check_attempts("g", settings)
+    else:
+        with pytest.raises(InvalidOption, match="Set 3 or more"):
+            check_attempts("g", settings)
