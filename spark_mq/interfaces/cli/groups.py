@@ -72,7 +72,7 @@ def describe(
     """Describe a group with its settings, leases, lanes, last errors and blockers.
 
     It also shows counts and priorities. `leases` are the leases with their workers and messages,
-    `workers` also has idle ones, and `lanes` says what holds back which lane.
+    `workers` adds idle ones, and `lanes` says what holds back which lane.
     """
     group = ctx.group
     if lane is not None or part is _Part.lanes:
@@ -148,7 +148,7 @@ def configure(
 ) -> Mapping[str, Any]:
     """Create a group or change its settings, and print all of them.
 
-    A changed one is shown as old -> new. Workers apply them immediately. A group that exists keeps
+    Changes are shown as old -> new. Workers apply them immediately. A group that exists keeps
     its position.
     """
     if start is not None and not create:

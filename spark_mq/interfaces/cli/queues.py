@@ -48,7 +48,7 @@ def list_queues(
     path: Annotated[str, argument("Where to look: a path or a URI.")] = ".",
     max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
 ) -> Rows:
-    """List the queues under a path. Dead-letter queues inside of one are left out."""
+    """List the queues under a path. Dead-letter queues inside of queues are left out."""
     options = ctx.storage_options
     rows: list[dict[str, Any]] = []
     for place in Queue.find_all(path, storage_options=options, max_depth=max_depth):
@@ -79,7 +79,7 @@ _COMMON: Final = settings(
 @command("queue create", (*QUEUE_ARGUMENT, *_COMMON))
 def create(
     ctx: Invocation,
-    exist_ok: Annotated[bool, option("A queue with these settings may be there.")] = False,
+    exist_ok: Annotated[bool, option("Open the queue if it exists with these settings.")] = False,
 ) -> Mapping[str, Any]:
     """Create a queue."""
     created = Queue.create(
@@ -105,7 +105,7 @@ def describe(
     """Describe a queue with its sizes, groups, dead letters and sweeps.
 
     `groups` are all groups with their counts, the busiest first. `workers` are those of all groups,
-    also idle ones, and `batches` are the message batches with how much of them is settled.
+    including idle ones, and `batches` are the message batches with how much of them is settled.
     """
     if part is _Part.workers:
         return worker_rows(map(ctx.existing_group, ctx.queue.groups()))
@@ -177,7 +177,7 @@ def _business(item: tuple[str, GroupStats]) -> tuple[int | str, ...]:
 def configure(ctx: Invocation) -> Mapping[str, Any]:
     """Change settings of a queue, and print all of them.
 
-    A changed one is shown as old -> new.
+    Changes are shown as old -> new.
     """
     before = ctx.queue.settings
     after = ctx.queue.configure(**ctx.settings) if ctx.settings else before
@@ -224,7 +224,7 @@ def purge(ctx: Invocation) -> Mapping[str, Any]:
 def drop(ctx: Invocation) -> Mapping[str, Any]:
     """Delete a queue with all its tables. Asks first.
 
-    The dead letters inside of it are deleted, too.
+    That includes the dead letters inside of it.
     """
     ctx.confirm(f"Delete the queue at {ctx.path} with all of its messages?")
     path = absolute_path(str(ctx.path))
@@ -245,7 +245,7 @@ def close_batch(
 ) -> Pages:
     """Close a message batch. Once it is settled, a sweep publishes its counts to a queue.
 
-    The same close again changes nothing.
+    Repeating the same close changes nothing.
     """
     closed = ctx.queue.close_batch(name, to=to, groups=group)
     return Pages([closed], lambda batch: [_batch_cells(batch)])

@@ -57,7 +57,7 @@ def add(
 ) -> Pages:
     """Make or change a schedule, whose messages the sweep publishes.
 
-    The same definition again changes nothing.
+    Repeating the same definition changes nothing.
     """
     value: bytes | str = message
     if message == "-":

@@ -79,7 +79,7 @@ _KEPT: Final = 20  # rates in the chart of a row
 def top(
     ctx: Invocation,
     interval: Annotated[str, option("How often to refresh.")] = "2s",
-    count: Annotated[int | None, option("End after so many refreshes.", min=1)] = None,
+    count: Annotated[int | None, option("End after this many refreshes.", min=1)] = None,
     groups: Annotated[int, option("Groups to show, the busiest.", min=1)] = 20,
 ) -> Pages | None:
     """Show a live view of a queue, or of all queues below a path, until q or Ctrl-C.

@@ -181,7 +181,7 @@ def web(
 ) -> None:
     """Serve a page about all queues under a path, and /metrics for Prometheus, until SIGTERM.
 
-    It only looks, by default, and listens on localhost. At another --address it needs
+    By default it changes nothing, and listens on localhost. At another --address it needs
     SPARK_MQ_WEB_PASSWORD or SPARK_MQ_WEB_TOKEN.
     """
     try:
