@@ -133,7 +133,7 @@ class LaneInfo(Record):
 class HotKey(Record):
     """A common key among the first unsettled messages of a lane.
 
-    ``messages`` is how many of the messages that were read have it, ``share`` their part (0 to 1).
+    ``messages`` of those that were read have it, which is ``share`` of them (0 to 1).
     """
 
     key: str | None

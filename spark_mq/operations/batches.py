@@ -235,7 +235,7 @@ def _unsettled(
 def uncounted_start(context: QueueContext) -> list[int]:
     """Return the sequence before the first message of a batch that is not counted, if any.
 
-    The index must keep it, because it is what says which messages are of the batch.
+    The index must keep the batch's messages, because only the index says which they are.
     """
     batches = context.messages.index().batches()
     if not batches:

@@ -67,9 +67,9 @@ def create_queue_tables(
     """Create the missing tables of a queue, and return if any was. Raise NotAQueue or QueueExists.
 
     Commit 0 of ``messages/`` decides on the settings. Commit 0 of ``leases/`` completes the queue
-    and decides whose queue is new. Between both, nobody can know if the creator crashed or is slow,
-    so others may complete the queue with the settings that they find. `given` names the settings
-    that an existing queue must have.
+    and decides whose queue is new. Between the two commits, no one can tell whether the creator
+    crashed or is slow, so others may complete the queue with the settings that they find. `given`
+    names the settings that an existing queue must have.
     """
     refuse_delta_table(root, options)
     messages, ledgers, _ = _stores(root, options, settings)

@@ -102,7 +102,7 @@ def is_remote(messages: MessageTable) -> bool:
 class FilteredFiles(Mapping[str, RowRuns]):
     """The rows of data files that match one filter, by path, as of the first look at each file.
 
-    What another thread finds meanwhile would otherwise be known after a lease has taken a file's
+    Otherwise, what another thread finds meanwhile would be known after a lease has taken a file's
     messages, as if the lease had known it.
     """
 

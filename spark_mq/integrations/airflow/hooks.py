@@ -24,8 +24,8 @@ class SparkMQHook(BaseHook):
     path
         The path or URI of the queue. Default: ``path`` in the connection's extra.
     spark_mq_conn_id
-        A connection of type ``spark_mq``. Its extra is JSON with ``path`` and ``storage_options``,
-        which hold the credentials of an object store. Default: no connection.
+        A connection of type ``spark_mq``, whose extra is JSON with ``path`` and
+        ``storage_options``, which hold the credentials of an object store.
     """
 
     conn_name_attr = "spark_mq_conn_id"

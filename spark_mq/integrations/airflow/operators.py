@@ -35,15 +35,11 @@ class _QueueOperator(BaseOperator):
 class PublishOperator(_QueueOperator):
     """Publish messages as one commit. Returns their number.
 
-    A retry of the task publishes them again if the try before failed after its commit.
-
-    Parameters
-    ----------
-    path, spark_mq_conn_id
-        As for :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`.
-    messages
-        Text, a :class:`~spark_mq.Message` with a key or headers, or a list of them. Jinja templates
-        in texts are rendered.
+    `path` and `spark_mq_conn_id` are as for
+    :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`. `messages` is text, a
+    :class:`~spark_mq.Message` with a key or headers, or a list of them. Jinja templates in texts
+    are rendered. If a try failed after its commit, the retry of the task publishes the messages
+    again.
     """
 
     template_fields: ClassVar[Sequence[str]] = (*_QueueOperator.template_fields, "messages")
@@ -60,16 +56,10 @@ class PublishOperator(_QueueOperator):
 class AckOperator(_QueueOperator):
     """Ack the messages of a lease, which a ``MessageSensor`` returned.
 
-    It fails with ``LeaseLost`` if the lease has expired and another worker has the messages.
-
-    Parameters
-    ----------
-    path, spark_mq_conn_id
-        As for :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`.
-    group
-        The consumer group of the sensor.
-    lease_id
-        Such as ``"{{ ti.xcom_pull('wait')['lease_id'] }}"``.
+    `path` and `spark_mq_conn_id` are as for
+    :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`, and `group` is that of the sensor.
+    `lease_id` is, for example, ``"{{ ti.xcom_pull('wait')['lease_id'] }}"``. The task fails with
+    ``LeaseLost`` if the lease has expired and another worker has the messages.
     """
 
     template_fields: ClassVar[Sequence[str]] = (
@@ -90,12 +80,8 @@ class AckOperator(_QueueOperator):
 class SweepOperator(_QueueOperator):
     """Sweep a queue in a DAG of its own.
 
-    Run it every minute, or every five minutes if workers lease rarely.
-
-    Parameters
-    ----------
-    path, spark_mq_conn_id
-        As for :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`.
+    Run it every minute, or every five minutes if workers lease rarely. `path` and
+    `spark_mq_conn_id` are as for :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`.
     """
 
     def execute(self, context: Any) -> None:

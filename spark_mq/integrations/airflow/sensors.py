@@ -20,23 +20,24 @@ __all__ = ["MessageSensor"]
 class MessageSensor(BaseSensorOperator):
     """Wait until messages are due, lease them, and return them with their lease.
 
-    The task is deferred while it waits, so it occupies no worker. Nobody acks the messages here.
-    Do it downstream, by :class:`~spark_mq.integrations.airflow.operators.AckOperator`, or they are
-    delivered again when the lease expires. Returns a dict with ``lease_id`` and ``messages``.
+    The task is deferred while it waits, so it occupies no worker. It returns a dict with
+    ``lease_id`` and ``messages`` and does not ack them. Do that downstream, by
+    :class:`~spark_mq.integrations.airflow.operators.AckOperator`, or they are delivered again when
+    the lease expires.
 
     Parameters
     ----------
     path, spark_mq_conn_id
         As for :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`.
     group
-        The consumer group. It is created if it does not exist.
+        The consumer group, which is created if it does not exist.
     max_messages
-        The most messages to lease. Default: 1. They go into an XCom, so keep it small.
+        The most messages to lease. They go into an XCom, so keep it small.
     visibility_timeout
-        How long the lease lasts. It must cover the tasks up to the ack. Default: the group's
+        How long the lease lasts, which must cover the tasks up to the ack. Default: the group's
         setting.
     poll_interval
-        How often the triggerer looks for messages. Default: 5 seconds.
+        How often the triggerer looks for messages.
     **kwargs
         As for any sensor of Airflow. ``timeout`` limits the whole wait of a try, and then the task
         fails. ``mode`` and ``poke_interval`` have no effect.

@@ -32,20 +32,20 @@ MAX_MESSAGES: Final = 1_000
 class MessageTrigger(BaseEventTrigger):
     """Create an asset event for each message of a group. Use it in an ``AssetWatcher``.
 
-    A message is acked after Airflow has stored its event. If the triggerer dies before, the message
-    is delivered again, so that its event may be there twice.
+    A message is acked after Airflow has stored its event. If the triggerer dies before that, the
+    message is delivered again, so its event may be there twice.
 
     Parameters
     ----------
     path, spark_mq_conn_id
         As for :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`.
     group
-        The consumer group. It is created if it does not exist.
+        The consumer group, which is created if it does not exist.
     max_messages
         The most messages of a lease, from 1 to 1,000. Airflow takes one or two seconds for each
-        lease. Default: 100.
+        lease.
     poll_interval
-        How often an idle trigger looks for messages. Default: 5 seconds.
+        How often an idle trigger looks for messages.
     visibility_timeout
         How long after the death of a triggerer its messages are due again. A live trigger extends
         its lease. Default: the group's setting.
@@ -203,14 +203,8 @@ class _Producer(SharedStreamProducer):
 class MessagesDueTrigger(BaseTrigger):
     """Fire once when a group has messages to lease. It leases none itself.
 
-    :class:`~spark_mq.integrations.airflow.sensors.MessageSensor` waits with it.
-
-    Parameters
-    ----------
-    path, spark_mq_conn_id, group
-        As for :class:`MessageTrigger`.
-    poll_interval
-        How often it looks. Default: 5 seconds.
+    :class:`~spark_mq.integrations.airflow.sensors.MessageSensor` waits with it. The parameters are
+    those of :class:`MessageTrigger`.
     """
 
     def __init__(
