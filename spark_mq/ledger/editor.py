@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -139,22 +138,19 @@ class LedgerEditor:
 
     def _counted(self) -> LedgerHeader:
         """Return the header with the messages of the events, by outcome and by COUNTED event."""
-        ended: Counter[str] = Counter()
-        happened: Counter[str] = Counter()
+        counters, happened = dict(self.head.counters), dict(self.head.happened)
+        leases = happened.get("leases", 0)
         for event, r in self._events:
             if r.state == SETTLED:
-                ended[end_reason_of(event)] += r.message_count
+                reason = end_reason_of(event)
+                counters[reason] = counters.get(reason, 0) + r.message_count
             if event in COUNTED:
-                happened[event] += r.message_count
-        if "leased" in happened:
-            happened["leases"] = 1  # no build makes two
-        if not happened and not ended:
+                happened[event] = happened.get(event, 0) + r.message_count
+                if event == "leased":
+                    happened["leases"] = leases + 1  # no build makes two
+        if (counters, happened) == (self.head.counters, self.head.happened):
             return self.head
-        return replace(
-            self.head,
-            counters=dict(Counter(self.head.counters) + ended),
-            happened=dict(Counter(self.head.happened) + happened),
-        )
+        return replace(self.head, counters=counters, happened=happened)
 
     def _raise_start(self, head: LedgerHeader, merged: list[Range]) -> LedgerHeader:
         """Drop a settled first range by raising the start."""

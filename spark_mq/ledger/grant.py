@@ -94,16 +94,18 @@ def blocked_by(r: Range) -> str:
 def grant_pieces(
     ledger: Ledger,
     index: MessageIndex,
-    now: int,
+    times: tuple[int, int],
     request: AcquireRequest,
     walk: LaneWalk,
     *,
     rules: GroupSettings,
     passes_over: bool,
 ) -> tuple[Ledger, Grant]:
-    """Lease the pieces that a walk has taken, and settle what it has skipped."""
-    editor, pieces = LedgerEditor(ledger), walk.taken
-    passed = [] if walk.filter is None else walk.filter.skipped
+    """Lease the pieces that a walk has taken, and settle what it has skipped.
+
+    The times are the instant of the lease, and until when a message must be due.
+    """
+    editor, pieces, passed = LedgerEditor(ledger), walk.taken, walk.selection.skipped
     lost = set(claims_on_lanes(ledger, index, walk.lanes)) if walk.lanes else set[int]()
     rows = sorted({*lost, *(one.row for one in (*pieces, *passed) if one.row is not None)})
     ranges = dict(zip(rows, editor.remove(rows), strict=True)) if rows else {}
@@ -116,8 +118,8 @@ def grant_pieces(
         before = _range_of(piece, ranges)
         editor.add(before.as_settled(), before, piece.event)
     unread = by_row.pop(None, [])
-    if unread and walk.skips:
-        _add_skipped(editor, index, (now, walk.cutoff), unread, walk.reach, rules=rules)
+    if unread:
+        _add_skipped(editor, index, times, unread, walk.reach, rules=rules)
     for row, r in ranges.items():
         if by_row.get(row) == [(r.first, r.last)]:
             continue  # all of it is taken
@@ -126,14 +128,14 @@ def grant_pieces(
             editor.add(left.slice(first, last, index), r)
     taken.sort(key=attrgetter("first"))
     if taken and request.intervals is None:  # else the caller has chosen, and it is nobody's turn
-        fresh = any(r.state == UNREAD if walk.plain else not r.delivery_count for r in taken)
+        fresh = any(r.state == UNREAD if walk.alike else not r.delivery_count for r in taken)
         editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
-    if walk.lane_shares is not None and walk.lane_shares.fair_time is not None:
-        editor.head = replace(editor.head, fair_time=walk.lane_shares.fair_time)
+    if walk.fair_time is not None:
+        editor.head = replace(editor.head, fair_time=walk.fair_time)
     if request.sink_write is not None and taken:
         editor.head = replace(editor.head, last_sink_write=request.sink_write.number)
     size = sum(r.message_count for r in taken)
-    granted = tuple(leased(r, now, request, size) for r in taken)
+    granted = tuple(leased(r, times[0], request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
         editor.add(r, before, "leased")
     skipped = dict[str, int]()
@@ -172,8 +174,9 @@ def _add_skipped(
 
     Those that only other groups get are settled.
     """
-    # The times are the instant of the lease, and until when a message must be due.
     begin, end = editor.ledger.end_sequence + 1, max([reach, *(last for _, last in taken)])
+    if taken == [(index.first_at_or_after(begin), end)]:
+        return  # nothing is passed over
     timed = index.has_times(begin, end)
     others = subtract(index.for_others(begin, end, editor.ledger.head.group), taken)
     for r in filter(None, (range_between(index, *one, UNREAD) for one in others)):
@@ -198,13 +201,10 @@ def _with_leases_without_fresh(
     head: LedgerHeader, passes_over: bool, *, fresh: bool
 ) -> LedgerHeader:
     """Count a lease that passes over undelivered messages. A lease of such messages ends this."""
-    if fresh:
-        return replace(head, leases_without_fresh=0)
-    if not passes_over:
-        return head
-    return replace(
-        head, leases_without_fresh=min(MAX_LEASES_WITHOUT_FRESH, head.leases_without_fresh + 1)
-    )
+    count = 0 if fresh else head.leases_without_fresh + passes_over
+    count = min(MAX_LEASES_WITHOUT_FRESH, count)
+    same = count == head.leases_without_fresh
+    return head if same else replace(head, leases_without_fresh=count)
 
 
 def _range_of(piece: SelectedPiece, ranges: Mapping[int, Range]) -> Range:

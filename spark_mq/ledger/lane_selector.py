@@ -9,11 +9,12 @@ only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from spark_mq.ledger.budget import Budget
+from spark_mq.ledger.candidates import Candidates
 from spark_mq.ledger.due_ranges import AcquireKind, DueRanges, Head
 from spark_mq.ledger.grant import (
     MAX_LEASES_WITHOUT_FRESH,
@@ -33,11 +34,12 @@ from spark_mq.ledger.isolation import (
     settled_since,
 )
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
-from spark_mq.ledger.lane_shares import LaneShares, divides_lanes
-from spark_mq.ledger.lane_walk import LaneWalk
+from spark_mq.ledger.lane_shares import LaneShares, SharedWalk, divides_lanes
+from spark_mq.ledger.lane_walk import LaneWalk, OneLaneWalk, OrderedWalk
 from spark_mq.ledger.limits import LAST_ATTEMPT
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
+from spark_mq.ledger.selection import Selection
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.walk_filter import WalkFilter
 
@@ -46,7 +48,6 @@ __all__ = [
 ]
 
 _ALONE: Final = "a message that may end its worker is leased alone"
-_NOTHING_REPLACED: Final[Mapping[int, Sequence[Interval]]] = {}
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class LaneSelector:
     """The selection of one lease.
 
     In an unordered group all messages of a priority are one lane. Without priorities either, which
-    is most queues, all messages are alike (`plain`), and no slot of a file is looked at.
+    is most queues, all messages are alike, and no slot of a file is looked at.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class LaneSelector:
         cutoff: int,
     ) -> None:
         self._ledger, self._index, self._now, self._request = ledger, index, now, request
-        self._rules, self._budget = rules, budget
+        self._rules, self._budget, self._cutoff = rules, budget, cutoff
         self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
         # A stream has one lease at a time. Who names messages has chosen.
         self._minds_others = request.reserved_attempts == 0 and request.intervals is None
@@ -105,35 +106,34 @@ class LaneSelector:
         self._priorities = index.priorities_after(ledger.head.start_sequence)
         self._ordered = rules.order == "key" and is_ordered(index, rules)
         divides = not self._ordered and divides_lanes(index, rules)
-        plain = not self._ordered and not divides and self._priorities == 1
-        self._is_open, shares = 1 if plain else index.layout.everything, 1
-        if self._ordered:
-            self._is_open &= ~index.layout.of_lanes(held_lanes(ledger, index))
-            shares = leases_held(ledger) + 2 if named is None else 1
-        lane_shares = LaneShares(ledger, index, rules) if divides else None
-        if lane_shares is not None:
-            self._is_open &= ~index.layout.of_lanes(lane_shares.full_lanes)
-        row_filter = None
-        replaced = index.replaced_after(ledger.head.start_sequence)
-        addressed = index.is_addressed_after(ledger.head.start_sequence)
-        if request.matches is not None or replaced or addressed:
-            room = rules.max_tracked_ranges - ledger.size
-            row_filter = WalkFilter(request.matches, replaced, ledger, index, room)
-        self._walk = LaneWalk(
-            ledger,
-            index,
-            now=now,
-            cutoff=cutoff,
-            end=end,
-            budget=budget,
-            is_open=self._is_open,
-            ordered=self._ordered,
-            plain=plain,
-            shares=shares,
-            lane_shares=lane_shares,
-            filter=row_filter,
-            named=named,
+        self._shares = LaneShares(ledger, index, rules) if divides else None
+        self._candidates = Candidates(
+            ledger, index, now=now, cutoff=cutoff, end=end, ordered=self._ordered, named=named
         )
+        self._walk = self._new_walk(WalkFilter.of(ledger, index, rules, request.matches))
+
+    def _new_walk(self, row_filter: WalkFilter | None) -> LaneWalk:
+        ledger, index, candidates = self._ledger, self._index, self._candidates
+        selection = Selection(index, self._budget, row_filter)
+        is_open = index.layout.everything
+        if self._ordered:
+            is_open &= ~index.layout.of_lanes(held_lanes(ledger, index))
+            blocks = 1 if candidates.are_named else leases_held(ledger) + 2
+            return OrderedWalk(candidates, selection, is_open, blocks=blocks)
+        if self._shares is not None:
+            is_open &= ~index.layout.of_lanes(self._shares.full_lanes)
+            return SharedWalk(candidates, selection, is_open, self._shares)
+        if self._priorities > 1:
+            return LaneWalk(candidates, selection, is_open)
+        return OneLaneWalk(candidates, Selection(index, self._budget, row_filter, None))
+
+    @property
+    def _all_are_available(self) -> bool:
+        """Return whether a lease may begin with any message that is due."""
+        if self._walk.alike:
+            return True
+        is_open = self._walk.all_open == self._index.layout.everything
+        return is_open and self._priorities == 1 and not self._ordered
 
     @property
     def _reads(self) -> bool:
@@ -153,7 +153,7 @@ class LaneSelector:
             stopped = self._ledger.find((BLOCKED,)) if BLOCKED in self._ledger.states else []
             blocked = blocked_by(self._ledger.range_at(stopped[0])) if stopped else ""
         full = self._full and self._may_read
-        shares = self._walk.lane_shares
+        shares = self._shares
         if not (blocked or full) and shares is not None and shares.full_lanes and self.has_due():
             return Grant((), shares.why_full(), blocked_for_now=True)
         return Grant(blocked_because="max_tracked_ranges" if full else blocked)
@@ -166,12 +166,12 @@ class LaneSelector:
         """
         if self._is_alone:
             return None
-        available = None if self._walk.plain else self._find_available()
+        available = None if self._all_are_available else self._find_available()
         passes_over, above = False, None
         for priority in range(self._priorities.bit_length() - 1, -1, -1):
             if not self._priorities >> priority & 1:
                 continue
-            if above is not None and (self._walk.full or self._leaves(above)):
+            if above is not None and (self._walk.selection.full or self._leaves(above)):
                 break
             level = self._level(priority, available)
             if self._walk.taken and not level.mixes:
@@ -186,13 +186,12 @@ class LaneSelector:
             if self._is_alone:
                 return None
             above = level
-        skipped = self._walk.filter is not None and self._walk.filter.skipped
-        if not (self._walk.taken or skipped):
+        if not (self._walk.taken or self._walk.selection.skipped):
             return None
         return grant_pieces(
             self._ledger,
             self._index,
-            self._now,
+            (self._now, self._cutoff),
             self._request,
             self._walk,
             rules=self._rules,
@@ -201,18 +200,18 @@ class LaneSelector:
 
     def _find_available(self) -> dict[int, int]:
         """Return the due rows that a lease could begin with, and their available slots."""
-        found, is_open = dict[int, int](), self._is_open
+        found, is_open = dict[int, int](), self._walk.all_open
         due = set(self._due.rows())
         if not due:
             return found
         no_lane = self._index.layout.without_lane
-        for row, in_row in self._walk.visited(sorted(due)):
+        for row, slots in self._candidates.with_slots(sorted(due)):
             if not is_open:
                 break
-            if row in due and (slots := self._walk.open_in(row, in_row, is_open)):
-                found[row] = slots
+            if row in due and (open_slots := self._candidates.open_in(row, slots, is_open)):
+                found[row] = open_slots
             if self._ordered:
-                is_open &= ~in_row | no_lane
+                is_open &= ~slots | no_lane
         return found
 
     def _leaves(self, level: _Level) -> bool:
@@ -221,10 +220,12 @@ class LaneSelector:
             return False
         if not (level.mixes and level.alone):
             return True
-        return self._ordered and self._walk.leaves(level.slots, level.rows, reads=self._reads)
+        return isinstance(self._walk, OrderedWalk) and self._walk.leaves(
+            level.slots, level.rows, reads=self._reads
+        )
 
     def _level(self, priority: int, available: Mapping[int, int] | None) -> _Level:
-        slots, rows = self._is_open, None
+        slots, rows = self._walk.all_open, None
         if available is not None:
             slots = self._index.layout.of_priority(priority)
             rows = {row for row, found in available.items() if found & slots}
@@ -232,7 +233,7 @@ class LaneSelector:
         if head is None:
             return _Level(slots, None, [], True, not self._due.written)
         taken = self._due.rows_from(head, rows)
-        if self._walk.plain:
+        if self._walk.alike:
             taken = taken[: self._budget.messages]  # each row has a message at least
         mixes = head.kind == AcquireKind.REST and not self._due.written
         return _Level(slots, head, taken, self._due.are_all(taken, rows), mixes)
@@ -244,7 +245,7 @@ class LaneSelector:
             return False
         isolates, skipped = self._due.is_isolation(level.head), list[int]()
         isolates = isolates and self._request.intervals is None  # the caller has chosen
-        if isolates and not self._walk.plain:  # else no lease skips unread messages
+        if isolates and not self._walk.alike:  # else no lease skips unread messages
             skipped = self._due.undelivered()
         isolates = isolates and (self._reads or bool(skipped))
         if isolates and self._ledger.head.leases_without_fresh >= MAX_LEASES_WITHOUT_FRESH:

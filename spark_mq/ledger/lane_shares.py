@@ -9,18 +9,24 @@ and a lane without messages saves up nothing.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from heapq import merge
+from operator import or_
 from typing import Final
 
 from spark_mq.ledger.budget import Budget
+from spark_mq.ledger.candidates import Candidates
+from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.lane_walk import LaneWalk, Visit
 from spark_mq.ledger.limits import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger
+from spark_mq.ledger.selection import MAX_PIECES, Selection
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.show import show_some
 
-__all__ = ["BURSTS", "LaneShares", "divides_lanes"]
+__all__ = ["BURSTS", "LaneShares", "SharedWalk", "divides_lanes"]
 
 BURSTS: Final = 16
 """A lease has so many bursts, because each of them becomes some ranges of the ledger."""
@@ -151,6 +157,72 @@ class LaneShares:
             for place in range(first, len(slots)):
                 yield cycle * time + phases[place], slots[place]
             first, cycle = 0, cycle + 1
+
+
+class SharedWalk(LaneWalk):
+    """Take the share of each lane. Lanes with fewer messages leave the rest to others."""
+
+    def __init__(
+        self, candidates: Candidates, selection: Selection, is_open: int, shares: LaneShares
+    ) -> None:
+        super().__init__(candidates, selection, is_open)
+        self._shares = shares
+        self._max_pieces = MAX_PIECES  # of a slot
+        self._pieces: dict[int, int] = {}  # by slot
+        self._goes_on: dict[int, int] = {}  # where a slot goes on, by slot
+
+    @property
+    def fair_time(self) -> int | None:  # type: ignore[override]
+        return self._shares.fair_time
+
+    def _visits(
+        self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool
+    ) -> Iterator[Visit]:
+        candidates, budget = self.candidates, self.selection.budget
+        unread_from, end = candidates.unread_from, candidates.end
+        start = unread_from if reads else end
+        if rows:
+            start = candidates.ledger.first_sequences[rows[0]]
+        expected = budget.expected(start, end)
+        due = reduce(or_, (present for _, present in candidates.with_slots(rows)), 0)
+        if reads:
+            blocks = self._index.blocks(unread_from, end)
+            due = reduce(or_, (present for *_, present in blocks), due)
+        due &= slots
+        # Otherwise the pieces of one lane could use up those of a fair lease.
+        lanes = 1 if self.fair_time is None else max(1, due.bit_count())
+        self._max_pieces = max(1, MAX_PIECES // lanes)
+        self._goes_on.clear()
+        self._pieces.clear()
+        for wanted in self._shares.rounds(due, budget, expected, fair=not all_lanes):
+            yield wanted, 0
+
+    def _unread_files(self, first: int, last: int) -> Iterator[Sequence[int]]:
+        return (block for block in self._index.blocks(first, last) if block[2] & self._open)
+
+    def _take_part(self, row: int | None, first: int, last: int) -> None:
+        for start, end, present in self._index.blocks(first, last):
+            if not present & self._open:
+                continue
+            for begins, slots, low, high in self._index.pieces_with_slots(start, end):
+                for slot, run_low, run_high in slots.runs_of(self._open, low, high):
+                    if self.selection.full or not self._open:
+                        return
+                    self._take_share(row, begins, slot, (begins + run_low, begins + run_high))
+
+    def _take_share(self, row: int | None, begins: int, slot: int, run: Interval) -> None:
+        """Take from a run of a file what is left of the share of its slot."""
+        first, shares = max(run[0], self._goes_on.get(slot, 0)), self._shares
+        if first > run[1]:
+            return
+        before = len(self.taken)
+        left = shares.left(slot)
+        taken, last_seen = self.selection.take(row, begins, (first, run[1]), left)
+        pieces = self._pieces.get(slot, 0) + len(self.taken) - before
+        self._pieces[slot], self._goes_on[slot] = pieces, last_seen + 1
+        shares.take(slot, taken)
+        if not shares.left(slot) or pieces >= self._max_pieces:
+            self._open &= ~(1 << slot)
 
 
 def _numbers(slots: int) -> list[int]:

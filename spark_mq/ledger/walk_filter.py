@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from spark_mq.ledger.intervals import Interval, split_at
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, Ledger
+from spark_mq.ledger.settings import GroupSettings
 
 __all__ = [
     "FILTERED",
@@ -107,6 +108,22 @@ class WalkFilter:
         self._leased = frozenset(ledger.find((AVAILABLE,), leased))
         self.skipped: list[SelectedPiece] = []
         self._files = set[int]()  # those with skipped messages, by first sequence
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        index: MessageIndex,
+        rules: GroupSettings,
+        matches: Mapping[str, RowRuns] | None,
+    ) -> WalkFilter | None:
+        """Return the filter of a lease, or None if the group gets all messages."""
+        start = ledger.head.start_sequence
+        replaced = index.replaced_after(start)
+        if matches is None and not replaced and not index.is_addressed_after(start):
+            return None
+        room = rules.max_tracked_ranges - ledger.size
+        return cls(matches, replaced, ledger, index, room)
 
     def is_full(self, pieces: int) -> bool:
         """Return whether a lease of some pieces must end."""

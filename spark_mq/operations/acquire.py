@@ -10,9 +10,9 @@ from typing import Final
 from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
-from spark_mq.ledger.lane_walk import MAX_PIECES
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.schedule import next_due_at
+from spark_mq.ledger.selection import MAX_PIECES
 from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
 from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger

@@ -251,17 +251,17 @@ ALL = [
            "LedgerEditor._raise_start", instead(lambda right, a: a.head)),
     # -- the order of keys (docs/explanation/order.md)
     Mutant("no two leases hold one lane", "ordered", "held_lanes", returns(0)),
-    Mutant("what waits holds back its lane", "ordered", "LaneWalk._closed",
-           then(lambda after, a: a.is_open)),
+    Mutant("what waits holds back its lane", "ordered", "OrderedWalk._close",
+           returns(None)),
     Mutant("a nack returns what stands behind", "ordered", "ledger:settle",
            gets(rules=lambda a: (
                replace(a.rules, order="none") if a.part.verb == "nack" else a.rules))),
     Mutant("uncounted", "ordered", "LedgerEditor.add", uncounted("returned")),
     Mutant("a lease loses its claim with one of its lanes", "ordered", "claims_on_lanes",
            returns([])),
-    Mutant("dead messages hold back nothing", "ordered_dead", "LaneWalk.__init__",
+    Mutant("dead messages hold back nothing", "ordered_dead", "Candidates.__init__",
            then(lambda _, a: setattr(
-               a.self, "_unsettled", a.ledger.find((AVAILABLE, BLOCKED, DEAD))))),
+               a.self, "_closing", a.ledger.find((AVAILABLE, BLOCKED, DEAD))))),
     # -- limits by key, and fair leases
     Mutant("no key is over its limit", "limited_by_key", "LaneShares._hold", returns(None)),
     Mutant("also not by one lease", "limited_by_key", "LaneShares.left",

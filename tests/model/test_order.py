@@ -318,6 +318,6 @@ def test_the_judge_finds_a_lease_that_takes_a_lower_priority_too_early() -> None
     world = Order()
     world.begin(lanes=2, n=None, ordered=True, exhausted="drop", in_flight=None)
     world.publish([(key, priority, 0) for key in "abcde" for priority in (0, 9)], foreign=False)
-    early = rule_variant("LaneWalk.leaves", returns(False))
+    early = rule_variant("OrderedWalk.leaves", returns(False))
     with early, pytest.raises(AssertionError, match="before a higher priority"):
         world.lease(100, max_bytes=None, stream=False)
