@@ -109,7 +109,8 @@ def _stub(kind: str, name: str, options: str) -> str:
     members = listed[1].replace(",", " ").split() if listed else []
     if listed and not members:
         members = [one for one in vars(value) if one[0] != "_" and _function_of(value, one)]
-    if not is_dataclass(value) and ":class-doc-from:" not in options and "__init__" in vars(value):
+    made = not is_dataclass(value) and not getattr(value, "_is_protocol", False)
+    if made and ":class-doc-from:" not in options and "__init__" in vars(value):
         members.insert(0, "__init__")
     return _class_stub(value, members)
 
