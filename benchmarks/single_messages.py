@@ -48,9 +48,9 @@ def kinds(work: float, slots: int) -> dict[str, tuple[Callable[[Any], Any], dict
         await asyncio.sleep(work)
 
     return {
-        "leases of one": (handle, {"threads": slots}),
-        "each message, threads": (handle, {"mode": "message", "threads": slots}),
-        "each message, async": (handle_async, {"mode": "message", "concurrency": slots}),
+        "leases of one": (handle, {"mode": "batch", "threads": slots}),
+        "each message, threads": (handle, {"threads": slots}),
+        "each message, async": (handle_async, {"concurrency": slots}),
     }
 
 

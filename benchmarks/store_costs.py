@@ -90,7 +90,7 @@ def idle(store: RemoteStore, url: str, seconds: float, put: float, get: float) -
         taken.ack()
 
     def wait(group: Any) -> Callable[[threading.Event], Any]:
-        return lambda stop: group.work(lambda _: None, stop=stop)
+        return lambda stop: group.work(lambda _: None, mode="batch", stop=stop)
 
     def stream(stop: threading.Event) -> None:
         given = {f"storageoptions.{name.lower()}": value for name, value in options.items()}

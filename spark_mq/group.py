@@ -364,7 +364,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
         self,
         handler: Callable[[Any], Any],
         *,
-        mode: str = "batch",
+        mode: str = "message",
         format: Format | None = None,
         more_groups: Iterable[ConsumerGroup] | Mapping[ConsumerGroup, Callable[[Any], Any]] = (),
         worker_id: str | None = None,
@@ -384,28 +384,31 @@ class ConsumerGroup(GroupViews, GroupStreams):
         heartbeat: Duration | None = None,
         fail_on_data_loss: bool = True,
     ) -> WorkSummary:
-        """Call a handler for each lease or message, and settle.
+        """Call a handler for each message, or each lease, and settle.
 
-        A lease is extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
+        Many messages are leased and settled together, and each has its own verdict. A lease is
+        extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
         the main thread), or as `until` says. It then leases nothing more, releases what no handler
         got, and waits for running handlers. It waits out a failing store and a group that blocks.
 
         Parameters
         ----------
         handler
+            Gets a :class:`ReceivedMessage`, and may be ``async``. :class:`Retry`, :class:`Reject`
+            and :class:`Snooze`, returned or raised, decide about the message. Any other return acks
+            it, and any other exception is a failure.
+
             With ``mode="batch"``: gets a :class:`Lease`. It may return verdicts on single messages,
             as an Arrow table or a list of dicts with ``sequence``, ``outcome`` ("ack", "nack" or
             "reject"; a row without one is a failure), ``delay`` (seconds, or "30s") and ``error``.
             All others that it did not settle itself are acked. It may also return the results of
             its own settles, as ``return lease.ack()`` does.
-
-            With ``mode="message"``: gets a :class:`ReceivedMessage`, and may be ``async``.
-            :class:`Retry`, :class:`Reject` and :class:`Snooze`, returned or raised, decide about
-            the message. Any other return acks it, and any other exception is a failure.
         mode
-            "batch" or "message". With "message", many messages are leased and settled together, but
+            "message" or "batch". With "message", many messages are leased and settled together, but
             no more than the handlers need for about a second. In a group with ``order="key"`` the
-            messages of a lane are handled one after the other.
+            messages of a lane are handled one after the other. If the worker dies, the delivery
+            counts for each message that it held, even if no handler had got it. Nobody knows which
+            of them killed it, so they are isolated, and no innocent one dies of that.
         format
             Decodes each payload into ``message.data`` before the handler is called: one of
             ``spark_mq.integrations.formats``, or an object of your own with ``encode`` and
@@ -413,8 +416,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
             that reason, and the handler does not get it. Any other error of the format counts as
             one of the handler.
         more_groups
-            With ``mode="message"``: more groups, also of other queues, for the same handler, or
-            each with its own: ``{group: handler}``.
+            More groups, also of other queues, for the same handler, or each with its own:
+            ``{group: handler}``. Not with ``mode="batch"``.
         worker_id
             A label for people. Default: host and process.
         threads
@@ -422,8 +425,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
         concurrency
             How many calls of an async handler run at a time. Default: 100.
         max_messages
-            The most messages in a lease. Default: 1. With ``mode="message"``: the most messages of
-            a group that the worker holds. Default: 1,000.
+            The most messages of a group that the worker holds. Default: 1,000. With
+            ``mode="batch"``: the most messages in a lease. Default: 1.
         visibility_timeout
             How long a lease lasts without an extension. Default: the group's setting.
         max_lease_duration
@@ -455,8 +458,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
             new messages within a twenty-fifth of that, and 2 s in an object store, where a look
             costs two requests. All groups of a queue share it.
         settle_linger
-            With ``mode="message"``: how long a finished message may wait for others, to be settled
-            together. Default: 100 ms.
+            How long a finished message may wait for others, to be settled together. Default:
+            100 ms. Not with ``mode="batch"``.
         until
             "empty": end once nothing can be leased, so also if the group is paused or blocked, but
             wait for a rate limit. The summary says why (``blocked_because``). "settled": end once

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, SupportsIndex, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -37,6 +37,11 @@ __all__ = [
 _JSON: Final = Json()
 _ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS, "priority")
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])
+_OF_LEASES: Final = frozenset(
+    ("ack", "append", "extend", "keep_alive", "lease_id", "messages", "nack", "reject", "release",
+     "table", "worker_id")
+)  # fmt: skip
+"""What only a lease has, for the error of a handler that takes a message for one."""
 _UNIX_TIME: Final = 1e9
 """Seconds from which on a number is a Unix time, since nobody delays a message for 31 years."""
 _NO_TIME: Final = (
@@ -174,6 +179,18 @@ class ReceivedMessage(Record):
     deliver_at: datetime | None = None
     expires_at: datetime | None = None
     data: Any = field(default=None, repr=False, compare=False)
+
+    if not TYPE_CHECKING:  # else a type checker would allow each name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OF_LEASES:
+                raise AttributeError(
+                    f"a message has no {name!r}, but a lease has: the handler gets single "
+                    'messages. Give mode="batch" (--mode batch) if it takes a lease',
+                    name=name,
+                    obj=self,
+                )
+            return object.__getattribute__(self, name)
 
     @property
     def text(self) -> str:

@@ -633,7 +633,7 @@ class Queue(QueueViews):
         until: datetime | Duration | None = None,
         where: Where | None = None,
         limit: int | None = None,
-        mode: str = "batch",
+        mode: str = "message",
         format: Format | None = None,
         threads: int = 1,
         concurrency: int | None = None,

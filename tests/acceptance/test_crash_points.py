@@ -113,7 +113,7 @@ def steps(wanted: str) -> list[str]:
 def drain(queue: Queue) -> None:
     """Drain each group after all leases have run out, and run the chores."""
     for name in {"default", *queue.groups()}:
-        queue.group(name).work(lambda lease: None, max_messages=100, until="empty")
+        queue.group(name).work(lambda lease: None, mode="batch", max_messages=100, until="empty")
     queue.sweep()
 
 

@@ -114,7 +114,7 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
 
     until(restart)
     queue.sweep()
-    queue.group().work(handle, max_messages=30, until="empty")
+    queue.group().work(handle, mode="batch", max_messages=30, until="empty")
     until(lambda: idle(queue))
     queue.sweep()
     found = check_queue(path, options, skew=timedelta(seconds=0.1), drained=["default"])

@@ -40,7 +40,7 @@ def work(path: str, options: dict[str, str], stop: Event, ready: Event) -> None:
 
     group = Queue.open(path, storage_options=options).group("billing")
     ready.set()
-    group.work(handle, max_messages=20, poll_interval="50ms", stop=stop)
+    group.work(handle, mode="batch", max_messages=20, poll_interval="50ms", stop=stop)
 
 
 @pytest.fixture

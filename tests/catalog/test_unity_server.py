@@ -99,7 +99,7 @@ def test_a_worker_outlives_its_keys(unity: UnityServer, caplog: pytest.LogCaptur
 
     def work() -> None:
         handler = lambda lease: done.extend(m.value for m in lease.messages)  # noqa: E731
-        summary.append(group.work(handler, poll_interval="200ms", stop=stop))
+        summary.append(group.work(handler, mode="batch", poll_interval="200ms", stop=stop))
 
     with caplog.at_level(logging.WARNING):
         worker = threading.Thread(target=work)

@@ -155,6 +155,7 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
         try:
             group.work(
                 handle,
+                mode="batch",
                 worker_id=name,
                 max_messages=60,
                 threads=2,

@@ -476,7 +476,8 @@ def test_dead_letters_are_discarded_after_a_count(run: Run, queue: Queue) -> Non
 def test_work_calls_a_function_until_the_queue_is_empty(
     run: Run, queue: Queue, handlers: str
 ) -> None:
-    here = ("-q", queue.path, "-g", "new", "--max-messages", "10", "--until", "empty", "-o", "json")
+    here = ("-q", queue.path, "-g", "new", "--until", "empty", "-o", "json", "--mode", "batch")
+    here = (*here, "--max-messages", "10")
     row = run("work", f"{handlers}:picky", *here).row
     assert (row["leases"], row["settled"], row["rejected"]) == (1, 5, 1)
     assert queue.group("new").stats().acked == 4
@@ -510,7 +511,7 @@ def test_work_with_a_wrong_option_creates_no_group(run: Run, queue: Queue, handl
 def test_work_calls_a_function_for_each_message_until_all_are_settled(
     run: Run, queue: Queue, handlers: str
 ) -> None:
-    words = ("work", "-q", queue.path, "--mode", "message", "-o", "json")
+    words = ("work", "-q", queue.path, "-o", "json")
     how = {"one": ("--threads", 4), "one_async": ("--concurrency", 4)}
     for function, more in how.items():
         group = ("-g", f"new-{function}", "--until", "settled")
@@ -607,7 +608,8 @@ def test_many_sigterms_at_random_moments_end_a_command(
 def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
     queue: Queue, handlers: str, tmp_path: Path, presses: int
 ) -> None:
-    process = started("work", "handlers:slow", "-q", queue.path, "-g", "new", folder=tmp_path)
+    words = ("work", "handlers:slow", "--mode", "batch", "-q", queue.path, "-g", "new")
+    process = started(*words, folder=tmp_path)
     until((tmp_path / "started").exists)
     process.send_signal(signal.SIGINT)
     assert "waiting up to 30 s for 1 handler: lease " in process.stderr.readline()

@@ -90,16 +90,29 @@ def test_a_dry_run_shows_the_first_change_of_a_long_value(run: Run, tmp_path: Pa
 
 
 @pytest.mark.parametrize("words", [("work", "--until", "empty"), ("replay",)])
-def test_a_handler_of_messages_without_its_mode_gets_the_hint(
-    queue: Queue, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        ("message.json()", "batch", "(--mode message) if it takes one message"),
+        ("message.ack()", "message", "(--mode batch) if it takes a lease"),
+    ],
+)
+def test_a_handler_of_the_other_mode_gets_the_hint(
+    queue: Queue,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    mistake: tuple[str, str, str],
 ) -> None:
-    (tmp_path / "newcomer.py").write_text("def bill(message):\n    return message.json()\n")
+    body, mode, hint = mistake
+    (tmp_path / f"newcomer_{mode}.py").write_text(f"def bill(message):\n    return {body}\n")
     group = queue.group("billing")
     group.configure(breaker_threshold=1)
     if words[0] == "replay":
         lease(queue, 4, "billing").ack()
-    run_command([*words, f"{tmp_path}/newcomer.py:bill", "-q", queue.path, "-g", "billing"])
-    assert "(--mode message) if it takes one message" in "".join(capsys.readouterr())
+    handler = (f"{tmp_path}/newcomer_{mode}.py:bill", "-q", queue.path, "-g", "billing")
+    run_command([*words, "--mode", mode, *handler])
+    assert hint in "".join(capsys.readouterr())
 
 
 def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:

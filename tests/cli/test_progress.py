@@ -187,7 +187,7 @@ def test_a_worker_shows_what_all_workers_of_its_group_have_settled() -> None:
 
     options: dict[str, Any] = {"stream": io.StringIO(), "clock": count().__next__}
     with tracking_settled(queue, group, "empty", **options) as shown:
-        group.work(handle, max_messages=20, until="empty")
+        group.work(handle, mode="batch", max_messages=20, until="empty")
     assert lines == ["settled: 0 of 100 messages", "settled: 80 of 100 messages"]
     assert str(shown).startswith("settled: 100 of 100 messages")
 

@@ -47,31 +47,32 @@ def queue(tmp_path: Path) -> Queue:
 
 def test_the_report_is_text_or_json(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path, "-g", "billing")
-    text = run("replay", "changed:fixed", *here).out
+    text = run("replay", "changed:fixed", *here, "--mode", "batch").out
     assert text.splitlines()[0] == "shadow replay of group billing: 3 messages"
     assert "1  better: a dead letter or dropped then, and acked now" in text
-    row = run("replay", "changed:broken", *here, "--mode", "message", "-o", "json").row
+    row = run("replay", "changed:broken", *here, "-o", "json").row
     assert (row["group"], row["replayed"], row["worse"], row["better"]) == ("billing", 3, 2, 1)
     (error,) = row["errors"]
     assert (error["messages"], error["error"]) == (2, "KeyError: 'good'")
-    words = ("replay", "changed:broken_async", *here, "--mode", "message", "--concurrency", 2)
+    words = ("replay", "changed:broken_async", *here, "--concurrency", 2)
     assert "\x1b" not in run(*words).out
 
 
 def test_fail_if_worse_exits_with_1_only_for_a_worse_outcome(run: Run, queue: Queue) -> None:
     here = ("-q", queue.path, "-g", "billing", "--since", "-1d", "--fail-if-worse")
-    run("replay", "changed:same", *here)
+    run("replay", "changed:same", *here, "--mode", "batch")
     run("replay", "changed:fixed", *here)
-    worse = ("replay", "changed.py:broken", *here, "--mode", "message")
+    worse = ("replay", "changed.py:broken", *here)
     assert "2 worse" in run(*worse, expect=1).out
     run(*worse, "--where", "outcome = 'dead_lettered'")
     assert "fine" in run(*worse, "--limit", 1, expect=1).out
-    run(*worse[:-3], "--mode", "message")  # without --fail-if-worse
+    run(*worse[:-1])  # without --fail-if-worse
     assert run("replay", "changed:fixed", *here, "--until", "1h", "-o", "json").row["replayed"] == 0
 
 
 def test_min_messages_fails_a_replay_of_fewer(run: Run, queue: Queue) -> None:
     words = ("replay", "changed:same", "-q", queue.path, "-g", "billing", "--fail-if-worse")
+    words = (*words, "--mode", "batch")
     run(*words, "--min-messages", 3)
     few = run(*words, "--min-messages", 4, expect=1)
     assert "3 messages replayed, fewer than --min-messages 4: give an earlier --since" in few.err
@@ -98,7 +99,7 @@ def test_a_wrong_argument_exits_with_2_and_a_missing_group_with_3(run: Run, queu
 def test_a_row_for_each_message_is_written_to_a_file(
     run: Run, queue: Queue, tmp_path: Path
 ) -> None:
-    words = ("replay", "changed:broken", "-q", queue.path, "-g", "billing", "--mode", "message")
+    words = ("replay", "changed:broken", "-q", queue.path, "-g", "billing")
     run(*words, "--rows", tmp_path / "rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
     assert table["change"].to_pylist() == ["worse", "better", "worse"]

@@ -103,7 +103,7 @@ def test_no_log_of_the_library_has_what_steers_a_terminal(
         raise Reject(EVIL)
 
     for group in (billing, stuck):
-        group.work(handle, until="empty")
+        group.work(handle, mode="batch", until="empty")
         group.pause(EVIL)
     texts = [record.getMessage() for record in caplog.records]
     texts += [group.stats().blocked_because for group in (billing, stuck)]

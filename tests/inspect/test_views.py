@@ -221,7 +221,7 @@ def test_a_failed_batch_is_the_error_of_each_message_that_died_with_it(queue: Qu
     def fail(_: Any) -> None:
         raise ValueError("bad")
 
-    queue.group("g").work(fail, max_messages=2, on_error="reject", until="empty")
+    queue.group("g").work(fail, mode="batch", max_messages=2, on_error="reject", until="empty")
     queue.sweep()
     (place,) = queue.locate(first)
     assert (place.outcome, place.error) == ("dead_lettered", "ValueError: bad")

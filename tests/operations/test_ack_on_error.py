@@ -37,7 +37,7 @@ def test_the_log_says_that_messages_were_acked_despite_the_error(
 ) -> None:
     queue.publish(["a", "b"])
     with caplog.at_level(logging.WARNING):
-        queue.group().work(_fail, on_error="ack", max_messages=2, until="empty")
+        queue.group().work(_fail, mode="batch", on_error="ack", max_messages=2, until="empty")
     assert "2 messages acked despite the error: 2 dropped" in caplog.text
 
 
@@ -48,7 +48,7 @@ def test_verdicts_go_before_and_a_returned_failure_is_acked(queue: Queue) -> Non
         return [{"sequence": first, "outcome": "reject"}, {"sequence": second, "error": "odd"}]
 
     group = queue.group()
-    group.work(handle, on_error="ack", max_messages=3, until="empty")
+    group.work(handle, mode="batch", on_error="ack", max_messages=3, until="empty")
     stats = group.stats()
     assert (stats.dead, stats.acked) == (1, 2)
     assert third > second
@@ -90,6 +90,6 @@ def test_an_ack_after_a_success_still_closes_the_breaker(make: Make) -> None:
     def handle(lease: Lease) -> None:
         handlers.pop(0)(lease)
 
-    group.work(handle, on_error="ack", until="empty")
+    group.work(handle, mode="batch", on_error="ack", until="empty")
     assert handlers == []
     assert group.stats().breaker == "closed"

@@ -43,7 +43,7 @@ def test_a_bug_in_a_handler_costs_a_few_messages_not_the_queue(
 ) -> None:
     numbers(queue, 1000)
     for _ in range(120):  # ten minutes
-        queue.group().work(typo, until="empty")
+        queue.group().work(typo, mode="batch", until="empty")
         clock.advance("5s")
     stats = queue.group().stats()
     assert stats.breaker == "open"
@@ -52,7 +52,7 @@ def test_a_bug_in_a_handler_costs_a_few_messages_not_the_queue(
     summary = None
     for _ in range(3):
         clock.advance("5m")
-        summary = queue.group().work(lambda _: None, until="empty", max_messages=1000)
+        summary = queue.group().work(lambda _: None, mode="batch", until="empty", max_messages=1000)
     assert summary is not None
     assert queue.group().stats().breaker == "closed"
     assert queue.group().stats().acked >= 985
@@ -116,7 +116,9 @@ def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: Man
             stop.set()
 
     thread = threading.Thread(
-        target=queue.group().work, args=(handle,), kwargs={"stop": stop, "max_messages": 10}
+        target=queue.group().work,
+        args=(handle,),
+        kwargs={"stop": stop, "max_messages": 10, "mode": "batch"},
     )
     thread.start()
     clock.advance("10s")
@@ -172,7 +174,7 @@ def test_on_error_reject_and_ack_end_the_leases_that_open_the_breaker(
 ) -> None:
     """A nack retries them. These end them at once, so a bug costs five whole leases."""
     numbers(queue, 200)
-    queue.group().work(typo, on_error=on_error, max_messages=20, until="empty")
+    queue.group().work(typo, mode="batch", on_error=on_error, max_messages=20, until="empty")
     stats = queue.group().stats()
     assert (stats.breaker, stats.unread, stats.dead + stats.acked) == ("open", 100, 100)
 
@@ -253,7 +255,7 @@ def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> Non
         if len(seen) == 4:
             stop.set()
 
-    options = {"stop": stop, "poll_interval": "20ms"}
+    options = {"stop": stop, "poll_interval": "20ms", "mode": "batch"}
     thread = threading.Thread(target=queue.group().work, args=(handle,), kwargs=options)
     thread.start()
     queue.group().resume()
@@ -263,9 +265,9 @@ def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> Non
 
 def test_a_worker_on_a_paused_group_with_until_empty_ends(queue: Queue) -> None:
     queue.group().pause()
-    assert queue.group().work(lambda _: None, until="empty").blocked_because == ""
+    assert queue.group().work(lambda _: None, mode="batch", until="empty").blocked_because == ""
     numbers(queue)
-    assert queue.group().work(lambda _: None, until="empty").leases == 0
+    assert queue.group().work(lambda _: None, mode="batch", until="empty").leases == 0
 
 
 @pytest.mark.parametrize("mode", ["batch", "message"])
@@ -303,7 +305,7 @@ def test_a_pause_while_a_worker_works_ends_its_leases_not_its_handler(queue: Que
         seen.append(len(taken))
         queue.group().pause()
 
-    queue.group().work(handle, until="empty", max_messages=10)
+    queue.group().work(handle, mode="batch", until="empty", max_messages=10)
     assert seen == [10]
     assert queue.group().stats().acked == 10
 

@@ -259,7 +259,7 @@ def test_a_child_of_a_process_pool_that_dies_is_a_failure_of_its_message() -> No
 
 
 def _leave(path: str) -> None:
-    Queue.open(path).group().work(lambda _: os._exit(0), heartbeat="off")
+    Queue.open(path).group().work(lambda _: os._exit(0), mode="batch", heartbeat="off")
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def rows_with(column: str) -> Callable[[Lease], Any]:
 @pytest.mark.parametrize("column", ["outcome", "error"])
 def test_a_row_with_an_odd_value_is_a_failure_of_its_message(column: str) -> None:
     queue = once_each()
-    summary = queue.group().work(rows_with(column), until="settled")
+    summary = queue.group().work(rows_with(column), mode="batch", until="settled")
     assert (summary.acked, summary.nacked) == (2, 1)
     assert [value for value, _ in letters(queue)] == [b"bad"]
 
@@ -313,7 +313,7 @@ def test_a_row_with_an_odd_value_is_a_failure_of_its_message(column: str) -> Non
 @pytest.mark.parametrize("column", ["sequence", "delay"])
 def test_a_row_that_names_nothing_ends_the_loop_with_an_error_that_has_a_text(column: str) -> None:
     with pytest.raises(InvalidHandlerResult, match=r"Odd .*(sequence|duration)"):
-        once_each().group().work(rows_with(column), until="settled")
+        once_each().group().work(rows_with(column), mode="batch", until="settled")
 
 
 @KINDS

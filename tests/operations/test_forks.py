@@ -68,7 +68,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "redrive": lambda world: world.queue.redrive(),
     "dead letters": lambda world: world.queue.dead_letters.publish("x"),
     "lease": lambda world: world.group.lease("w"),
-    "work": lambda world: world.group.work(lambda _: None, until="empty"),
+    "work": lambda world: world.group.work(lambda _: None, mode="batch", until="empty"),
     "stats": lambda world: world.group.stats(),
     "seek": lambda world: world.group.seek("latest"),
     "messages": lambda world: world.lease.messages,

@@ -154,7 +154,7 @@ def test_without_create_a_handle_creates_no_group(queue: Queue) -> None:
     queue.drop_group("billing")
     for call in (
         lambda: group.lease("w"),
-        lambda: group.work(lambda taken: None, until="empty"),
+        lambda: group.work(lambda taken: None, mode="batch", until="empty"),
         lambda: group.configure(max_failures=1),
         lambda: group.seek("earliest"),
         group.pause,

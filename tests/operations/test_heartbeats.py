@@ -381,7 +381,7 @@ def test_checks_backups_recovery_and_vacuum_leave_the_files_alone(
 
 
 def work_for_ever(path: str) -> None:
-    Queue.open(path).group().work(print)
+    Queue.open(path).group().work(print, mode="batch")
 
 
 @pytest.mark.slow

@@ -189,7 +189,7 @@ def test_a_handler_that_fails_blames_its_whole_lease(queue: Queue, on_error: str
     def fail(_: Any) -> None:
         raise ValueError("bad")
 
-    queue.group().work(fail, max_messages=2, on_error=on_error, until="empty")
+    queue.group().work(fail, mode="batch", max_messages=2, on_error=on_error, until="empty")
     assert blamed(queue, s[1]) == [(f"{on_error}ed", None, "ValueError: bad", 2)]
 
 

@@ -107,7 +107,7 @@ def waiting(queue: Queue, group: str = "default") -> Iterator[list[Lease | None]
     """Let a worker wait for messages, and collect what it gets."""
     stop, got = threading.Event(), list[Lease | None]()
     worker = threading.Thread(
-        target=lambda: queue.group(group).work(got.append, stop=stop), daemon=True
+        target=lambda: queue.group(group).work(got.append, mode="batch", stop=stop), daemon=True
     )
     worker.start()
     try:

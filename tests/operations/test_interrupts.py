@@ -134,7 +134,10 @@ CALLS: dict[str, tuple[Callable[[Queue], Any], Callable[[Queue, Any], Any]]] = {
     "configure": (published, lambda queue, _: queue.group().configure(max_failures=7)),
     "seek": (published, lambda queue, _: queue.group().seek("earliest")),
     "expire": (leased, lambda queue, _: queue.group().expire()),
-    "work": (published, lambda queue, _: queue.group().work(lambda _: None, until="empty")),
+    "work": (
+        published,
+        lambda queue, _: queue.group().work(lambda _: None, mode="batch", until="empty"),
+    ),
     "work by message": (published, lambda queue, _: worked_by_message(queue)),
     "publisher": (lambda queue: None, lambda queue, _: published_one_by_one(queue)),
     "pause": (published, lambda queue, _: paused_and_resumed(queue)),
@@ -301,7 +304,10 @@ class Interrupted(threading.Event):
 def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event() -> None:
     queue, stop = memory_queue(), Interrupted()
     with no_longer_than(60):
-        assert queue.group().work(lambda _: None, stop=stop, poll_interval="1ms").leases == 0
+        assert (
+            queue.group().work(lambda _: None, mode="batch", stop=stop, poll_interval="1ms").leases
+            == 0
+        )
     assert stop.sent
     assert stop.is_set()
 

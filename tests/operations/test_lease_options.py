@@ -63,11 +63,24 @@ def test_a_lease_taken_for_a_message_gets_a_hint(
             getattr(lease, name)
 
 
+def test_a_message_taken_for_a_lease_gets_a_hint(queue: Queue) -> None:
+    queue.publish(["a"])
+    lease = queue.group().lease("w")
+    assert lease is not None
+    (message,) = lease.messages
+    shared = {name for name in dir(lease) if hasattr(message, name)}
+    for name in {name for name in dir(lease) if not name.startswith("_")} - shared:
+        with pytest.raises(AttributeError, match='Give mode="batch"'):
+            getattr(message, name)
+    with pytest.raises(AttributeError, match="no attribute 'mesage_id'"):
+        message.mesage_id  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_lease_and_work_choose_the_same_name(queue: Queue) -> None:
     queue.publish(["a", "b"])
     group, names = queue.group(), list[str]()
     lease = group.lease()
-    group.work(lambda lease: names.append(lease.worker_id), until="empty")
+    group.work(lambda lease: names.append(lease.worker_id), mode="batch", until="empty")
     assert names == [lease.worker_id]
 
 

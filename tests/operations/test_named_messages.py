@@ -109,7 +109,7 @@ def test_a_handler_returns_rows_with_integers_of_numpy(queue: Queue) -> None:
         rows = np.array([message.sequence for message in held.messages])
         return [{"sequence": rows[0], "outcome": "reject", "delay": None, "error": "no"}]
 
-    queue.group().work(handler, max_messages=np.int64(2), until="empty")
+    queue.group().work(handler, mode="batch", max_messages=np.int64(2), until="empty")
     stats = queue.group().stats()
     assert (stats.dead, stats.acked) == (1, 1)
 
@@ -164,7 +164,7 @@ def test_errors_show_no_payload_and_stay_short(queue: Queue) -> None:
         lambda: group.discard(key=message),
         lambda: group.discard(message_id=[message]),
         lambda: group.lease("w", max_messages=message),
-        lambda: group.work(lambda _: None, on_error=message),
+        lambda: group.work(lambda _: None, mode="batch", on_error=message),
         lambda: queue.publish(Message("a", priority=message)),
         lambda: queue.publish("a", dedup_id=message),
     ]

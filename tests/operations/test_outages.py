@@ -75,8 +75,8 @@ def drained(queue: Queue) -> list[tuple[bytes, int]]:
     ("command", "call"),
     [
         (Acquire, lambda queue: queue.group().lease("w", wait="1h")),
-        (Acquire, lambda queue: queue.group().work(lambda _: None, until="empty")),
-        (Settle, lambda queue: queue.group().work(lambda _: None, until="empty")),
+        (Acquire, lambda queue: queue.group().work(lambda _: None, mode="batch", until="empty")),
+        (Settle, lambda queue: queue.group().work(lambda _: None, mode="batch", until="empty")),
         (Expire, lambda queue: queue.sweep()),
     ],
     ids=["lease", "worker that leases", "worker that settles", "sweep"],
@@ -489,7 +489,7 @@ def test_a_worker_that_may_read_no_payload_from_the_start_ends(
     queue.publish("a")
     queue.group().ensure()
     with outage(), pytest.raises(errors.StorageError, match="readable and writable"):
-        again(queue).group().work(lambda _: None)
+        again(queue).group().work(lambda _: None, mode="batch")
     assert drained(queue) == [(b"a", 1)]
 
 
@@ -565,7 +565,7 @@ def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
     queue.publish("a")
     outage.error = lambda *_: REFUSALS["no right"][0]  # type: ignore[assignment]
     with outage.of("leases", WRITES), pytest.raises(errors.StorageError, match="Permission"):
-        again(queue).group().work(lambda _: None)
+        again(queue).group().work(lambda _: None, mode="batch")
     assert drained(queue) == [(b"a", 1)]
 
 
@@ -707,7 +707,7 @@ def test_a_settle_of_the_handler_that_fails_counts_nothing(
         finally:
             handling.clear()
 
-    queue.group().work(handle, ack="manual", until="empty")
+    queue.group().work(handle, mode="batch", ack="manual", until="empty")
     assert tries == [1] * 10
     assert queue.group().stats().acked == 1
 
@@ -719,7 +719,7 @@ def test_a_handlers_own_oserror_is_its_failure(make: Make) -> None:
     def handle(_: Lease) -> None:
         raise FileNotFoundError("what the message names")
 
-    queue.group().work(handle, until="empty")
+    queue.group().work(handle, mode="batch", until="empty")
     assert queue.group().stats().dead == 1
 
 
@@ -764,7 +764,7 @@ def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPat
         return run()
 
     on_commands(monkeypatch, contended)
-    summary = queue.group().work(lambda _: None, until="empty")
+    summary = queue.group().work(lambda _: None, mode="batch", until="empty")
     assert (len(tries), summary.settled) == (3, 1)
 
 
@@ -783,7 +783,7 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
 
     on_commands(monkeypatch, failing)
     before = time.monotonic()
-    queue.group().work(lambda _: None, stop=stop, shutdown_timeout="200ms")
+    queue.group().work(lambda _: None, mode="batch", stop=stop, shutdown_timeout="200ms")
     assert time.monotonic() - before < 20
     assert counts(queue) == {("leased", 1, 0)}
 
@@ -1061,7 +1061,7 @@ def test_a_stop_ends_the_search_through_damaged_files(
             stop.set()
 
     before_checks(monkeypatch, stop_third)
-    summary = queue.group().work(lambda _: None, stop=stop)
+    summary = queue.group().work(lambda _: None, mode="batch", stop=stop)
     assert summary.leases == 0
     assert len(runs) <= 4
 

@@ -172,6 +172,7 @@ def test_a_drain_never_waits_on_a_prior_owner_whose_lease_is_past(
     seen: list[str] = []
     summary = queue.group().work(
         lambda taken: seen.extend(m.value.decode() for m in taken.messages),
+        mode="batch",
         until="empty",
         max_messages=10,
     )

@@ -108,7 +108,7 @@ def test_who_waits_sleeps_until_the_limit_lets_it(group: ConsumerGroup, clock: M
 def test_a_worker_waits_for_the_limit_until_the_queue_is_empty(tmp_path: Path, until: str) -> None:
     queue = Queue.create(tmp_path / "queue", rate_limit="100/s", rate_burst="100ms")
     queue.publish(["x"] * 40)
-    summary = queue.group("g").work(lambda lease: None, max_messages=100, until=until)
+    summary = queue.group("g").work(lambda lease: None, mode="batch", max_messages=100, until=until)
     assert summary.acked == 40
     assert summary.leases >= 4
 

@@ -114,7 +114,7 @@ DOORS: dict[str, Callable[..., Any]] = {
         for verb in ("ack", "nack", "reject", "release")
     },
     "work": lambda s, handler=nothing, **given: s.queue.group("new").work(
-        handler, **{"until": "empty", **given}
+        handler, **{"until": "empty", "mode": "batch", **given}
     ),
     "work by message": lambda s, handler=nothing, **given: s.queue.group("new").work(
         handler, **{"until": "empty", "mode": "message", **given}
@@ -122,7 +122,7 @@ DOORS: dict[str, Callable[..., Any]] = {
     "Retry": lambda s, delay: Retry(delay),
     "Reject": lambda s, error: Reject(error),
     "replay": lambda s, handler=nothing, **given: s.queue.replay(
-        handler, **{"group": "default", **given}
+        handler, **{"group": "default", "mode": "batch", **given}
     ),
     "redrive": lambda s, **given: s.queue.redrive(**given),
     "discard_dead_letters": lambda s, **given: s.queue.discard_dead_letters(**given),

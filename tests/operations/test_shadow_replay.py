@@ -176,9 +176,13 @@ def test_a_message_counts_by_its_last_end(make: Make) -> None:
     settle_as(queue, "reject:a", "ack:b")
     first = queue.finished("billing")["sequence"][0].as_py()
     queue.group("billing").seek(first)
-    assert queue.replay(accept, "billing").summary.replayed == 0, "none is settled now"
+    assert queue.replay(accept, "billing", mode="batch").summary.replayed == 0, (
+        "none is settled now"
+    )
     queue.group("billing").lease("w", max_messages=9).ack()
-    assert [row[0] for row in outcomes(queue.replay(accept, "billing"))] == ["acked"] * 2
+    assert [row[0] for row in outcomes(queue.replay(accept, "billing", mode="batch"))] == [
+        "acked"
+    ] * 2
 
 
 # -- batches
@@ -205,7 +209,7 @@ def test_a_batch_is_a_lease_that_settles_nothing(make: Make) -> None:
         assert lease.append([{"a": 1}]) is True, "but nothing is written"
         return [{"sequence": one[4], "outcome": "reject", "error": "row"}]
 
-    report = queue.replay(handler, "billing", max_messages=100)
+    report = queue.replay(handler, "billing", mode="batch", max_messages=100)
     assert [(row["outcome_now"], row["error"]) for row in report.table.to_pylist()] == [
         ("failed", "first"), ("rejected", "second"), ("released", None), ("acked", None),
         ("rejected", "row"), ("acked", None),
@@ -223,7 +227,7 @@ def test_a_failed_batch_fails_as_a_whole(make: Make) -> None:
         if any(message.key == "3" for message in lease.messages):
             raise ValueError("bad batch")
 
-    report = queue.replay(handler, "billing", max_messages=2)
+    report = queue.replay(handler, "billing", mode="batch", max_messages=2)
     assert [now for _, now, _ in outcomes(report)] == ["acked"] * 2 + ["failed"] * 2 + ["acked"]
     assert report.errors[0].sequences == tuple(report.table["sequence"].to_pylist()[2:4])
 
@@ -235,14 +239,14 @@ def test_a_batch_names_messages_that_it_lacks() -> None:
     def handler(lease: Lease) -> None:
         lease.ack([1])
 
-    (error,) = queue.replay(handler, "billing").errors
+    (error,) = queue.replay(handler, "billing", mode="batch").errors
     assert error.error.startswith("LeaseLost: lease shadow-")
 
     def wrong(lease: Lease) -> Any:
         return [{"sequence": 1, "outcome": "ack"}]
 
     with pytest.raises(InvalidHandlerResult, match="message 1 does not belong to this lease"):
-        queue.replay(wrong, "billing")
+        queue.replay(wrong, "billing", mode="batch")
 
 
 @pytest.mark.parametrize("mode", ["batch", "message"])
@@ -298,8 +302,12 @@ def test_a_replay_beside_a_live_worker_changes_nothing(tmp_path: Path) -> None:
     versions = messages_of(queue).log.state.version, ledgers_of(queue).version()
     leases = [one.lease_id for one in queue.group("billing").leases()]
     try:
-        for options in ({}, {"mode": "message", "threads": 2}, {"max_messages": 7}):
-            handler = refuse if "mode" in options else accept
+        for options in (
+            {"mode": "batch"},
+            {"mode": "message", "threads": 2},
+            {"mode": "batch", "max_messages": 7},
+        ):
+            handler = refuse if options["mode"] == "message" else accept
             report = Queue.open(queue.path).replay(handler, "billing", **options)
             assert report.summary.replayed == 21
         assert fingerprint(tmp_path) == before
@@ -324,7 +332,7 @@ def test_settles_of_a_batch_change_nothing_in_any_store(make: Make, byte_store: 
         with lease.keep_alive():
             lease.nack(error="no")
 
-    assert queue.replay(handler, "billing", max_messages=5).summary.failed == 2
+    assert queue.replay(handler, "billing", mode="batch", max_messages=5).summary.failed == 2
     assert written == []
     assert (queue.stats(), ledgers_of(queue).version()) == (before, version)
     assert context_of(queue).history.progress()[0] <= version
@@ -342,7 +350,9 @@ def test_since_and_until_are_times_of_the_settle(clock: ManualClock) -> None:
         clock.advance("1h")
 
     def keys(**options: Any) -> str:
-        return "".join(queue.replay(accept, "billing", **options).table["key"].to_pylist())
+        return "".join(
+            queue.replay(accept, "billing", mode="batch", **options).table["key"].to_pylist()
+        )
 
     assert keys() == "abc"
     assert keys(since="150m") == keys(since="-150m") == keys(since=timedelta(minutes=150)) == "bc"
@@ -358,7 +368,7 @@ def test_where_selects_by_the_past(make: Make) -> None:
     settle_as(queue, "ack:a", "reject:b", "ack:c", "reject:d")
 
     def keys(where: str, **options: Any) -> str:
-        table = queue.replay(accept, "billing", where=where, **options).table
+        table = queue.replay(accept, "billing", mode="batch", where=where, **options).table
         return "".join(table["key"].to_pylist())
 
     assert keys("outcome = 'dead_lettered'") == "bd"
@@ -388,16 +398,16 @@ def test_a_wrong_handler_or_group_is_refused() -> None:
     queue = memory_queue()
     settle_as(queue, "ack:a")
     with pytest.raises(InvalidOption, match=r"handler=<.*cannot be called as handler\(lease\)"):
-        queue.replay(lambda: None, "billing")
+        queue.replay(lambda: None, "billing", mode="batch")
     with pytest.raises(GroupNotFound, match="Did you mean 'billing'"):
-        queue.replay(accept, "biling")
+        queue.replay(accept, "biling", mode="batch")
     assert queue.groups() == ["billing"], "it creates none"
 
     async def later(_: object) -> None:
         raise AssertionError("never called")
 
     with pytest.raises(InvalidOption, match="needs mode='message'"):
-        queue.replay(later, "billing")
+        queue.replay(later, "billing", mode="batch")
     with pytest.raises(InvalidHandlerResult):
         queue.replay(lambda _: {"outcome": "ack"}, "billing", mode="message")
 
@@ -411,11 +421,13 @@ def test_a_missing_file_is_counted(tmp_path: Path) -> None:
         settle_as(queue, f"ack:{name}", f"ack:{name}")
     gone = sorted(tmp_path.glob("queue/messages/*.parquet"), key=lambda path: path.stat().st_mtime)
     gone[1].unlink()
-    report = Queue.open(queue.path).replay(accept, "billing")
+    report = Queue.open(queue.path).replay(accept, "billing", mode="batch")
     assert report.table["key"].to_pylist() == ["a", "a", "c", "c"]
     assert (report.summary.replayed, report.summary.unreadable) == (4, 2)
     assert "not replayed: 2 unreadable" in str(report)
-    report = Queue.open(queue.path).replay(accept, "billing", limit=1, where="key = 'a'")
+    report = Queue.open(queue.path).replay(
+        accept, "billing", mode="batch", limit=1, where="key = 'a'"
+    )
     assert (report.summary.replayed, report.summary.unreadable) == (1, 2)
 
 
@@ -425,9 +437,11 @@ def test_trimmed_messages_are_counted(clock: ManualClock) -> None:
     clock.advance("2h")
     settle_as(queue, "ack:c")
     assert queue.horizon() >= 0
-    report = queue.replay(accept, "billing")
+    report = queue.replay(accept, "billing", mode="batch")
     assert (report.table["key"].to_pylist(), report.summary.trimmed) == (["c"], 2)
-    assert queue.replay(accept, "billing", since="1h").summary.trimmed == 0, "settled before"
+    assert queue.replay(accept, "billing", mode="batch", since="1h").summary.trimmed == 0, (
+        "settled before"
+    )
 
 
 def test_messages_without_history_are_counted(clock: ManualClock) -> None:
@@ -436,11 +450,13 @@ def test_messages_without_history_are_counted(clock: ManualClock) -> None:
     settle_as(queue, "ack:a", "ack:b")
     clock.advance("3d")
     settle_as(queue, "ack:c")
-    report = queue.replay(accept, "billing")
+    report = queue.replay(accept, "billing", mode="batch")
     assert (report.table["key"].to_pylist(), report.summary.without_history) == (["c"], 2)
     late = queue.group("late", start="latest")
     late.ensure()
-    assert queue.replay(accept, "late").summary.without_history == 3, "before its time"
+    assert queue.replay(accept, "late", mode="batch").summary.without_history == 3, (
+        "before its time"
+    )
 
 
 # -- how it runs
@@ -575,7 +591,7 @@ def test_what_ends_a_worker_ends_a_replay(error: type[BaseException]) -> None:
         raise error("over")
 
     with pytest.raises(error, match="over"):
-        queue.replay(handler, "billing")
+        queue.replay(handler, "billing", mode="batch")
 
 
 def test_an_exit_fails_a_message_as_in_a_worker() -> None:
@@ -585,7 +601,7 @@ def test_an_exit_fails_a_message_as_in_a_worker() -> None:
     def handler(_: Lease) -> None:
         raise SystemExit(3)
 
-    (row,) = queue.replay(handler, "billing").table.to_pylist()
+    (row,) = queue.replay(handler, "billing", mode="batch").table.to_pylist()
     assert (row["outcome_now"], row["error"]) == (
         "failed", "RuntimeError: the handler raised SystemExit: 3",
     )  # fmt: skip

@@ -104,7 +104,7 @@ def test_eight_threads_of_a_worker_share_their_commits(
             begun.wait(30)  # the first leases are commits of their own
 
     monkeypatch.setattr(batcher, "_run", run)
-    summary = queue.group().work(handle, threads=8, until="empty")
+    summary = queue.group().work(handle, mode="batch", threads=8, until="empty")
     assert (summary.leases, summary.settled) == (200, 200)
     assert sorted(seen) == sorted(str(n).encode() for n in range(200)), "each message once"
     # 8, then at most 2 for each 8 of 152, and 1 for each of the last 48.
@@ -412,7 +412,9 @@ def test_without_a_look_a_worker_gets_nothing_that_its_commit_does_not_lease(
     as_in_a_store(queue)
     Path(messages_of(queue).path, messages_of(queue).index().files[1].path).unlink()
     before, got = version(queue), list[str]()
-    summary = queue.group().work(lambda taken: got.append(taken.messages[0].text), until="empty")
+    summary = queue.group().work(
+        lambda taken: got.append(taken.messages[0].text), mode="batch", until="empty"
+    )
     assert (got, summary.acked) == (["a", "c"], 2)
     assert operations(queue, before) == ["lease", "ack+reject+lease", "ack"]
     stats = again(queue).group().stats()
@@ -426,7 +428,7 @@ def test_a_worker_settles_and_leases_the_next_in_one_commit(queue: Queue) -> Non
     queue.publish(["a", "b", "c"])
     queue.group().ensure()
     before = version(queue)
-    assert queue.group().work(lambda taken: None, until="empty").settled == 3
+    assert queue.group().work(lambda taken: None, mode="batch", until="empty").settled == 3
     assert operations(queue, before) == ["lease", "ack+lease", "ack+lease", "ack"]
 
 
@@ -434,7 +436,7 @@ def test_a_worker_that_stops_settles_only(queue: Queue) -> None:
     queue.publish(["a", "b"])
     queue.group().ensure()
     stop, before = threading.Event(), version(queue)
-    queue.group().work(lambda taken: stop.set(), stop=stop)
+    queue.group().work(lambda taken: stop.set(), mode="batch", stop=stop)
     assert operations(queue, before) == ["lease", "ack"]
 
 
@@ -451,7 +453,9 @@ def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
         return results
 
     on_commands(monkeypatch, stop_after_both)
-    queue.group().work(lambda taken: handled.append(taken.messages[0].value), stop=stop)
+    queue.group().work(
+        lambda taken: handled.append(taken.messages[0].value), mode="batch", stop=stop
+    )
     assert handled == [b"a"]
     assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
 
@@ -477,7 +481,7 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(
     def handle(taken: Lease) -> None:
         counts.extend(m.delivery_count for m in taken.messages)
 
-    assert queue.group().work(handle, until="empty").settled == 2
+    assert queue.group().work(handle, mode="batch", until="empty").settled == 2
     assert counts == [1, 1], "neither delivery is counted twice"
     states = [(r.state, r.delivery_count) for r in during[0]]
     assert states == [("leased", 1), ("available", 0)], (
@@ -510,7 +514,7 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
 
     monkeypatch.setattr(store, "index_to_lease", index)
     on_commands(monkeypatch, fail_first_of_two)
-    assert queue.group().work(lambda taken: None, until="empty").settled == 2
+    assert queue.group().work(lambda taken: None, mode="batch", until="empty").settled == 2
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 
 
@@ -519,7 +523,9 @@ def test_acked_first_threads_share_their_leases_too(queue: Queue) -> None:
     queue.group().ensure()
     before = version(queue)
     assert (
-        queue.group().work(lambda taken: None, threads=8, ack="on_receive", until="empty").settled
+        queue.group()
+        .work(lambda taken: None, mode="batch", threads=8, ack="on_receive", until="empty")
+        .settled
         == 40
     )
     assert version(queue) - before < 80, "less than one commit for each lease and each ack"
@@ -533,6 +539,6 @@ def test_the_ack_of_a_lease_leases_for_an_idle_thread(queue: Queue) -> None:
     def handle(_: Lease) -> None:
         both.wait()
 
-    work = queue.group().work(handle, threads=2, ack="on_receive", until="empty")
+    work = queue.group().work(handle, mode="batch", threads=2, ack="on_receive", until="empty")
     assert work.settled == 2
     assert operations(queue, before) == ["lease", "ack+lease", "ack"]

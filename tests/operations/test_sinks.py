@@ -267,7 +267,7 @@ def test_a_handler_may_not_give_back_single_messages_after_its_append(
         return [{"sequence": lease.messages[0].sequence, "outcome": "nack"}]
 
     with pytest.raises(errors.InvalidHandlerResult, match="before the append"):
-        group.work(handle, max_messages=2, until="empty")
+        group.work(handle, mode="batch", max_messages=2, until="empty")
     assert values(sink) == ["a", "b"]
 
 
@@ -363,7 +363,7 @@ def test_two_workers_append_at_the_same_time(group: ConsumerGroup, sink: str) ->
     def handle(lease: Lease) -> None:
         assert append(lease)
 
-    done = group.work(handle, threads=4, until="settled", max_messages=3)
+    done = group.work(handle, mode="batch", threads=4, until="settled", max_messages=3)
     assert (done.acked, done.failed) == (60, 0)
     assert values(sink) == texts
 
@@ -581,7 +581,7 @@ def test_a_queue_may_be_the_sink_of_its_own_group(tmp_path: Path) -> None:
     def count_down(lease: Lease) -> None:
         lease.append([str(int(m.text) - 1) for m in lease.messages if m.text != "0"])
 
-    assert group.work(count_down, until="settled").acked == 4
+    assert group.work(count_down, mode="batch", until="settled").acked == 4
     assert values(queue.path) == ["0", "1", "2", "3"]
 
 
@@ -606,7 +606,7 @@ def test_an_error_of_the_rows_has_none_of_their_values(
 def test_a_handler_may_not_return_what_append_returns(group: ConsumerGroup, sink: str) -> None:
     publish(group, "a")
     with pytest.raises(errors.InvalidHandlerResult, match=r"Do not return what lease\.append"):
-        group.work(append, until="empty")
+        group.work(append, mode="batch", until="empty")
 
 
 def test_a_handler_of_single_messages_cannot_have_a_sink(group: ConsumerGroup, sink: str) -> None:

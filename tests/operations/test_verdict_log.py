@@ -101,7 +101,7 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
             {"sequence": message.sequence, "outcome": "reject", "error": f"bad {message.value!r}"}
         ]
 
-    queue.group("billing").work(handler, until="empty")
+    queue.group("billing").work(handler, mode="batch", until="empty")
     first, rest = lines(caplog)
     assert first == "group billing: rejected 1 (bad b'<n>' x1), dead 1"
     assert rest.startswith("group billing: rejected 19 (bad b'<n>' x19), dead 19")

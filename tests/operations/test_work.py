@@ -34,7 +34,7 @@ Make = Callable[..., Queue]
 
 
 def drain(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> WorkSummary:
-    return queue.group().work(handler, until="empty", **options)
+    return queue.group().work(handler, **{"mode": "batch", "until": "empty", **options})
 
 
 def counts(queue: Queue) -> dict[str, int]:
@@ -216,7 +216,7 @@ def test_a_handler_says_what_becomes_of_single_messages(
         stop.set()
         return form(rows)
 
-    queue.group().work(handle, max_messages=6, stop=stop)
+    queue.group().work(handle, mode="batch", max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
     reported = {
         (
@@ -401,7 +401,12 @@ def test_a_thread_that_outlasts_max_lease_duration_keeps_no_other_lease(
             assert go_on.wait(60)
 
     def run() -> None:
-        given = {"max_lease_duration": moment, "poll_interval": "10ms", "stop": stop}
+        given = {
+            "max_lease_duration": moment,
+            "poll_interval": "10ms",
+            "stop": stop,
+            "mode": "batch",
+        }
         done.append(group.work(handle, **given))  # type: ignore[arg-type]
 
     queue.publish(["hung", "next"])
@@ -448,7 +453,7 @@ def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finis
     def handle(_: Lease) -> None:
         stop.set()
 
-    assert queue.group().work(handle, stop=stop) == WorkSummary(
+    assert queue.group().work(handle, mode="batch", stop=stop) == WorkSummary(
         leases=1, failed=0, settled=1, acked=1
     )
     assert counts(queue) == {"acked": 1, "ready": 1}
@@ -459,7 +464,7 @@ def test_an_idle_loop_ends_when_asked(queue: Queue) -> None:
     thread = threading.Thread(
         target=queue.group().work,
         args=(print,),
-        kwargs={"stop": stop, "poll_interval": "100ms"},
+        kwargs={"stop": stop, "poll_interval": "100ms", "mode": "batch"},
     )
     thread.start()
     until(queue.groups)
@@ -481,7 +486,9 @@ def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
         return found
 
     on_commands(monkeypatch, take)
-    assert queue.group().work(lambda _: pytest.fail("never"), stop=stop) == WorkSummary()
+    assert (
+        queue.group().work(lambda _: pytest.fail("never"), mode="batch", stop=stop) == WorkSummary()
+    )
     assert stop.is_set()
     assert lease(again(queue)).messages[0].delivery_count == 1, (
         "available to others at once, and not counted"
@@ -535,7 +542,9 @@ def test_a_blocked_group_is_waited_out(make: Make) -> None:
         seen.extend(m.value for m in taken.messages)
         stop.set()
 
-    thread = threading.Thread(target=queue.group().work, args=(handle,), kwargs={"stop": stop})
+    thread = threading.Thread(
+        target=queue.group().work, args=(handle,), kwargs={"stop": stop, "mode": "batch"}
+    )
     thread.start()
     queue.group().unblock("retry")
     thread.join(30)
@@ -568,7 +577,7 @@ def _worker(path: str, started: Any, go_on: Any) -> None:
         assert stop.wait(60)
 
     work = Queue.open(path).group().work
-    summary = work(handle, worker_id="w", shutdown_timeout="30s", stop=stop)
+    summary = work(handle, mode="batch", worker_id="w", shutdown_timeout="30s", stop=stop)
     os._exit(10 + summary.settled)
 
 

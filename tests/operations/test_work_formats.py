@@ -103,7 +103,7 @@ def test_a_lease_has_only_what_was_decoded(queue: Queue) -> None:
         seen.append((len(lease), lease.table().num_rows, [m.data for m in lease.messages]))
         return lease.ack()  # of what is left
 
-    queue.group().work(handle, format=Json(), max_messages=4, until="empty")
+    queue.group().work(handle, mode="batch", format=Json(), max_messages=4, until="empty")
     assert seen == [(2, 2, [1, 2])]
     stats = queue.group().stats()
     assert (stats.acked, stats.dead) == (2, 2)
@@ -112,7 +112,9 @@ def test_a_lease_has_only_what_was_decoded(queue: Queue) -> None:
 def test_a_lease_without_a_valid_message_calls_no_handler(queue: Queue) -> None:
     queue.publish([BAD, BAD])
     called: list[Any] = []
-    done = queue.group().work(called.append, format=Json(), max_messages=2, until="empty")
+    done = queue.group().work(
+        called.append, mode="batch", format=Json(), max_messages=2, until="empty"
+    )
     assert called == []
     assert (done.acked, done.rejected, done.nacked) == (0, 2, 0)
 
@@ -125,7 +127,7 @@ def test_a_failing_handler_keeps_the_rejected_ones_dead(queue: Queue) -> None:
     def handle(lease: Lease) -> None:
         raise RuntimeError(f"no luck with {len(lease)}")
 
-    done = group.work(handle, format=Json(), max_messages=3, until="empty")
+    done = group.work(handle, mode="batch", format=Json(), max_messages=3, until="empty")
     assert (done.acked, done.rejected, done.nacked, done.failed) == (0, 1, 2, 1)
     assert letters(queue) == [(BAD, "not JSON: byte 0 is not UTF-8")]
 
@@ -135,7 +137,9 @@ def test_many_reasons_cost_one_commit(queue: Queue) -> None:
     group = queue.group()
     group.ensure()
     before = ledgers_of(queue).version()
-    done = group.work(lambda lease: None, format=Json(), max_messages=60, until="empty")
+    done = group.work(
+        lambda lease: None, mode="batch", format=Json(), max_messages=60, until="empty"
+    )
     assert (done.acked, done.rejected, done.leases) == (1, 59, 1)
     assert ledgers_of(queue).version() == before + 3, "the lease, the rejects and the ack"
 

@@ -100,6 +100,20 @@ def working(queue: Queue, handler: Handler, **options: Any) -> Iterator[list[Wor
 # -- many together
 
 
+def test_a_handler_gets_single_messages_of_large_leases_by_default(queue: Queue) -> None:
+    """It is the first program of many, so it must be fast."""
+    queue.publish([str(number) for number in range(100)])
+    seen = list[str]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+
+    work = queue.group().work
+    summary = work(handle, until="empty")
+    assert seen == [str(number) for number in range(100)]
+    assert (summary.acked, summary.leases) == (100, 2), "one to learn how long a handler takes"
+
+
 def test_messages_are_leased_and_settled_together(queue: Queue) -> None:
     values = [str(n).encode() for n in range(200)]
     queue.publish(values)
@@ -889,10 +903,10 @@ def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
 
     group = queue.group()
     with pytest.raises(InvalidOption, match="mode='message'") as refused:
-        group.work(handle)
+        group.work(handle, mode="batch")
     assert refused.value.data["value"] is handle
     with pytest.raises(InvalidOption, match="mode='message'") as refused:
-        group.work(print, more_groups=[queue.group("audit")])
+        group.work(print, mode="batch", more_groups=[queue.group("audit")])
     assert refused.value.data["value"] == ["audit"]
     with pytest.raises(InvalidOption, match="name messages by one") as refused:
         group.retry_now(7, key="k")

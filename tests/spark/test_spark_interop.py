@@ -46,7 +46,7 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
         target=lambda: (
             Queue.open(queue.path)
             .group("g")
-            .work(handler, threads=2, stop=stop, poll_interval="20ms")
+            .work(handler, mode="batch", threads=2, stop=stop, poll_interval="20ms")
         )
     )
     worker.start()

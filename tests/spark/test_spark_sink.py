@@ -171,7 +171,7 @@ def test_a_batch_of_which_every_row_is_rejected_may_append_a_summary(
         assert lease.append(pa.table({"value": [str(count)]}, SCHEMA))
 
     queue.publish(["x", "y", "z"])
-    queue.group("g").work(handle, max_messages=10, until="settled")
+    queue.group("g").work(handle, mode="batch", max_messages=10, until="settled")
     assert values(sink) == ["2", "3"]
 
 

@@ -224,7 +224,9 @@ def test_a_worker_waits_out_a_full_disk(
     stop = threading.Event()
     with disk.full(0):
         worker = threading.Thread(
-            target=lambda: group.work(handle, max_messages=10, stop=stop, poll_interval="1ms")
+            target=lambda: group.work(
+                handle, mode="batch", max_messages=10, stop=stop, poll_interval="1ms"
+            )
         )
         worker.start()
         until(lambda: "could not lease" in caplog.text)

@@ -193,7 +193,7 @@ def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
     def handler(taken: Lease) -> None:
         raise ValueError("\ud800" + "x" * 10_000_000)
 
-    assert queue.group().work(handler, until="empty").failed == 2
+    assert queue.group().work(handler, mode="batch", until="empty").failed == 2
     (r,) = group_ledger_of(again(queue).group()).current()
     assert r.error is not None
     assert (r.state, r.error[:14], len(r.error)) == ("dead", "ValueError: ?x", 2_000)

@@ -279,7 +279,7 @@ def test_a_handler_of_leases_gets_each_key_in_order(queue: Queue) -> None:
         for m in lease.messages:
             seen.setdefault(m.key, []).append(int(m.text))
 
-    group.work(handle, threads=3, max_messages=4, until="empty")
+    group.work(handle, mode="batch", threads=3, max_messages=4, until="empty")
     assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}
 
 

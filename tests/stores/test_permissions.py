@@ -119,7 +119,7 @@ def work(store: Store) -> None:
     group.ack(lease.lease_id)
     group.stats()
     group.configure(retry_delay="1s")
-    group.work(lambda _: None, until="empty", max_messages=5)
+    group.work(lambda _: None, mode="batch", until="empty", max_messages=5)
     publisher = Queue.open(store.path, storage_options=store.unseen)
     publisher.publish([str(number) for number in range(100)])
     store.rivals(WORK)

@@ -105,7 +105,7 @@ def test_waiting_workers_of_a_process_make_60_requests_a_minute_together(
     stop = threading.Event()
     groups = [queue.group(), queue.group("second").ensure(), other.group("third").ensure()]
     workers = [
-        threading.Thread(target=group.work, args=(print,), kwargs={"stop": stop})
+        threading.Thread(target=group.work, args=(print,), kwargs={"stop": stop, "mode": "batch"})
         for group in groups
     ]
 

@@ -208,7 +208,7 @@ def settle(queue: Queue, report: Report) -> None:
 
 def work(queue: Queue, report: Report) -> None:
     """A worker that is asked to stop with a lease in hand."""
-    queue.group().work(lambda lease: None, max_messages=5, until="empty")
+    queue.group().work(lambda lease: None, mode="batch", max_messages=5, until="empty")
 
 
 def nearly_a_checkpoint(queue: Queue) -> None:

@@ -74,7 +74,7 @@ def handle(lease: Lease) -> None:
 
 def work(path: str, options: dict[str, str]) -> None:
     Queue.open(path, storage_options=options).group().work(
-        handle, max_messages=30, poll_interval="50ms"
+        handle, mode="batch", max_messages=30, poll_interval="50ms"
     )
 
 
@@ -86,7 +86,7 @@ def work_in_threads(path: str, options: dict[str, str]) -> None:
         handle(lease)
 
     Queue.open(path, storage_options=options).group().work(
-        handle_slowly, max_messages=1, threads=4, poll_interval="50ms"
+        handle_slowly, mode="batch", max_messages=1, threads=4, poll_interval="50ms"
     )
 
 

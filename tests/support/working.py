@@ -25,7 +25,7 @@ def working(
 
     def work() -> None:
         try:
-            group.work(handler, stop=stop, **options)
+            group.work(handler, **{"mode": "batch", "stop": stop, **options})
         except BaseException as error:
             failed.append(error)
 

@@ -141,7 +141,9 @@ def test_work_is_a_process_span_with_links_and_the_settle_below_it(
 ) -> None:
     queue.publish(["a", "b"])
     queue.publish("c")
-    queue.group().work(lambda lease: None, max_messages=3, until="empty", worker_id="w-1")
+    queue.group().work(
+        lambda lease: None, mode="batch", max_messages=3, until="empty", worker_id="w-1"
+    )
     span, ack = recorded.span("process orders"), recorded.span("ack orders")
     sent = [one.context.span_id for one in recorded.spans("publish orders")]
     assert span.kind is SpanKind.CONSUMER
@@ -157,7 +159,7 @@ def test_work_on_one_message_belongs_to_the_trace_of_its_publish(
     queue: Queue, recorded: Any
 ) -> None:
     queue.publish("a")
-    queue.group().work(lambda lease: None, until="empty")
+    queue.group().work(lambda lease: None, mode="batch", until="empty")
     publish, process = recorded.span("publish orders"), recorded.span("process orders")
     assert process.parent.span_id == publish.context.span_id
     assert process.context.trace_id == publish.context.trace_id
@@ -165,7 +167,7 @@ def test_work_on_one_message_belongs_to_the_trace_of_its_publish(
 
 def test_the_next_lease_is_no_part_of_the_work_before(queue: Queue, recorded: Any) -> None:
     queue.publish(["a", "b"])
-    queue.group().work(lambda lease: None, until="empty")
+    queue.group().work(lambda lease: None, mode="batch", until="empty")
     leases = recorded.spans("lease orders")
     assert len(leases) == 2
     assert [one.parent for one in leases] == [None, None]
@@ -177,7 +179,7 @@ def test_a_handler_that_fails_marks_its_span(queue: Queue, recorded: Any) -> Non
     def handler(lease: Lease) -> None:
         raise ValueError("no customer")
 
-    queue.group().work(handler, on_error="reject", until="empty")
+    queue.group().work(handler, mode="batch", on_error="reject", until="empty")
     span = recorded.span("process orders")
     assert span.attributes[ERROR_TYPE] == "ValueError"
     assert span.status.status_code is StatusCode.ERROR
@@ -200,7 +202,7 @@ def test_an_error_without_a_text_is_reported_and_fails_only_its_message(
     queue.publish("a")
     group = queue.group("billing")
     group.configure(retry_delay="1m")
-    assert group.work(fail, until="empty").nacked == 1
+    assert group.work(fail, mode="batch", until="empty").nacked == 1
     span = recorded.span("process orders")
     text = "(ApiError without a text: its str() raised AttributeError)"
     assert span.status.description == f"ApiError: {text}"
@@ -212,7 +214,7 @@ def test_an_error_without_a_text_is_reported_and_fails_only_its_message(
 def test_the_links_of_a_large_batch_are_capped(queue: Queue, recorded: Any) -> None:
     contexts = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(300)]
     queue.publish([Message("x", headers={"traceparent": one}) for one in contexts])
-    queue.group().work(lambda lease: None, max_messages=300, until="empty")
+    queue.group().work(lambda lease: None, mode="batch", max_messages=300, until="empty")
     assert len(recorded.span("process orders").links) == 128
     assert len(recorded.span("publish orders").links) == 128
 
@@ -236,7 +238,7 @@ def test_a_buffered_message_carries_the_span_that_published_it(
 def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) -> None:
     queue.publish(["a", "b", "c"])
     group = queue.group("billing")
-    group.work(lambda lease: None, max_messages=2, until="empty")
+    group.work(lambda lease: None, mode="batch", max_messages=2, until="empty")
     (sent,) = recorded.points(metrics.MESSAGING_CLIENT_SENT_MESSAGES)
     (consumed,) = recorded.points(metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES)
     assert (sent.value, consumed.value) == (3, 3)

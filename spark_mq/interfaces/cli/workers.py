@@ -33,7 +33,7 @@ __all__ = ["tracking_settled", "worker_cells", "worker_rows"]
 
 _Concurrency = Annotated[
     int | None,
-    option("Calls of an async function at a time, with --mode message. Default: 100.", min=1),
+    option("Calls of an async function at a time, not with --mode batch. Default: 100.", min=1),
 ]
 
 _WORKER_COLUMNS: Final[list[Column]] = [
@@ -82,20 +82,20 @@ def work(
     handler: Annotated[
         str,
         argument(
-            "The function, called with a lease or message. Or path/to/file.py:function.",
+            "The function, called with a message or lease. Or path/to/file.py:function.",
             metavar="MODULE:FUNCTION",
             envvar="SPARK_MQ_HANDLER",
         ),
     ],
     mode: Annotated[
         str,
-        option("batch: call it with each lease. message: each message.", envvar="SPARK_MQ_MODE"),
-    ] = "batch",
+        option("message: call it with each message. batch: each lease.", envvar="SPARK_MQ_MODE"),
+    ] = "message",
     max_messages: Annotated[
         int | None,
         option(
-            "The most messages in a lease. Default: 1. With --mode message the most that the "
-            "worker holds. Default: 1,000.",
+            "The most messages that the worker holds. Default: 1,000. With --mode batch the most "
+            "in a lease. Default: 1.",
             min=1,
         ),
     ] = None,
@@ -209,7 +209,7 @@ def replay(
     handler: Annotated[
         str,
         argument(
-            "The function, called with a batch or message. Or path/to/file.py:function.",
+            "The function, called with a message or batch. Or path/to/file.py:function.",
             metavar="MODULE:FUNCTION",
         ),
     ],
@@ -225,10 +225,10 @@ def replay(
     ] = None,
     limit: Annotated[int | None, option("The most messages, the newest.", "-n", min=1)] = None,
     mode: Annotated[
-        str, option("batch: call it with each batch. message: each message.")
-    ] = "batch",
+        str, option("message: call it with each message. batch: each batch.")
+    ] = "message",
     max_messages: Annotated[
-        int | None, option("The most messages in a batch. Default: 1.", min=1)
+        int | None, option("The most messages in a batch, with --mode batch. Default: 1.", min=1)
     ] = None,
     threads: Annotated[int, option("Threads that call it.", min=1)] = 1,
     concurrency: _Concurrency = None,
