@@ -78,7 +78,6 @@ class Delivery(World):
         setup: Sequence[Program] = (),
         retention: str = "7d",
         most: int | None = None,
-        trial_waits: Sequence[int] = (),
         keys: str = "",
         **settings: Any,
     ) -> None:
@@ -108,18 +107,10 @@ class Delivery(World):
         self.most = most
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, also if others die."""
-        lane, order = SlotLayout(LANES).lane, settings.get("order", "none")
-        reference = ReferenceGroup(
-            attempts,
-            skew,
-            max_in_flight=cap,
-            on_max_deliveries=settings.get("on_max_deliveries", "dead_letter"),
-            threshold=settings.get("breaker_threshold"),
-            first_wait=min(trial_waits, default=0),
-            longest_wait=max(trial_waits, default=0),
-            order=order,
+        lane = SlotLayout(LANES).lane
+        reference = ReferenceGroup.of(
+            self.rig.settings.group,
             by_lane=bool(keys),
-            max_in_flight_per_key=settings.get("max_in_flight_per_key"),
             messages=[
                 ReferenceMessage(m, key=key, lane=key and lane(key))
                 for m, key in zip(self.messages, keys or [None] * len(self.messages), strict=True)

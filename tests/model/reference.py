@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
@@ -45,6 +46,8 @@ class ReferenceMessage:
     lane: int | None = None
     due: int = 0
     """When it's due by its publish, unless the owner has made it due."""
+    expires: int | None = None
+    """From when on it may not be leased, by its publish."""
     wanted: bool = True
     """Whether the group gets it: it's in the filter, not for another group, and not replaced."""
     for_others: bool = False
@@ -83,6 +86,14 @@ class ReferenceMessage:
         """Whether a lease settles it without a delivery. What was leased once is delivered."""
         return not self.wanted and not self.info["delivery_count"]
 
+    def is_expired(self, now: int) -> bool:
+        waits = self.state in ("unread", "available")
+        return waits and self.expires is not None and self.expires <= now
+
+    def is_over(self, now: int) -> bool:
+        """Whether it holds back no later one of its key, and no lease takes it."""
+        return self.state in ENDED or self.is_skipped or self.is_expired(now)
+
     def become(self, state: str, **info: Any) -> None:
         self.state = state
         self.info = {**self.info, **info}
@@ -110,6 +121,24 @@ class ReferenceMessage:
         at = self.info["leased_at"]
         self.end_lease(state, available_at=None, suspect=False, reason=reason)
         self.info["leased_at"] = at
+
+
+MICROSECOND = timedelta(microseconds=1)
+OWN_NAMES = {
+    "max_delivery_attempts": "n",
+    "clock_skew": "skew",
+    "breaker_threshold": "threshold",
+    "breaker_reset_timeout": "first_wait",
+    "breaker_max_wait": "longest_wait",
+} | {
+    name: name
+    for name in (
+        "retry_delay", "max_retry_delay", "max_in_flight", "max_tracked_ranges", "retry",
+        "max_failures", "max_retry_age", "on_max_deliveries", "on_reject", "order",
+        "max_in_flight_per_key",
+    )
+}  # fmt: skip
+"""What the reference calls the settings of a group."""
 
 
 @dataclass
@@ -147,6 +176,16 @@ class ReferenceGroup:
     trials_failed: int = 0
     paused: int | None = None
     skipped: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, settings: Any, **more: Any) -> ReferenceGroup:
+        """Return a group with the settings of a real one."""
+        given = {theirs: getattr(settings, theirs) for theirs in OWN_NAMES}
+        whole = {
+            OWN_NAMES[name]: value // MICROSECOND if isinstance(value, timedelta) else value
+            for name, value in given.items()
+        }
+        return cls(**whole, **more)
 
     # -- looking
 
@@ -712,8 +751,9 @@ class ReferenceGroup:
             assert m.state in ("unread", "available"), f"{m.seq:x} is leased, and was {m.state}"
             assert m.due_at <= now, f"{m.seq:x} is leased {m.due_at - now} us too early"
             assert not m.is_skipped, f"{m.seq:x} is leased, and is not for the group"
+            assert not m.is_expired(now), f"{m.seq:x} is leased, and has expired"
         if self.order == "key":
-            self._check_order(chosen)
+            self._check_order(chosen, now)
 
     def check_skipped(self, m: ReferenceMessage, now: int) -> None:
         """Whether a message may be settled without a delivery, if it has not ended before."""
@@ -737,7 +777,7 @@ class ReferenceGroup:
                 stops = [seq for seq, of in waits.get((m.key, m.priority), ()) if of != lease]
                 assert not stops, f"{lease} holds {m.seq:x} of key {m.key} behind {stops}"
 
-    def _check_order(self, chosen: Sequence[ReferenceMessage]) -> None:
+    def _check_order(self, chosen: Sequence[ReferenceMessage], now: int) -> None:
         """Nobody overtakes an earlier message of its key, nor works beside another on it."""
         taken = {m.seq for m in chosen}
         for m in chosen:
@@ -746,8 +786,8 @@ class ReferenceGroup:
                     continue
                 assert other.state != "leased", f"{m.seq:x} is leased beside {other.seq:x}"
                 if other.seq < m.seq and other.priority == m.priority:
-                    ended = other.state in ENDED
-                    assert ended, f"{m.seq:x} overtakes {other.seq:x}, which is {other.state}"
+                    over = other.is_over(now)
+                    assert over, f"{m.seq:x} overtakes {other.seq:x}, which is {other.state}"
 
     def _check_lanes(
         self, chosen: Sequence[ReferenceMessage], why: str, wanted: Any, limit: int, now: int
@@ -777,7 +817,7 @@ class ReferenceGroup:
         if self.order != "fair" or failed:
             return
         for m in self.by_state("unread", "available"):
-            waits = m.due_at <= now and not m.is_skipped and m not in chosen
+            waits = m.due_at <= now and not m.is_over(now) and m not in chosen
             fair = max(taken.values()) <= taken[m.key] + 1
             assert fair or not waits, (
                 f"a lease of {dict(taken)} leaves message {m.seq:x} of {m.key}"
@@ -791,7 +831,7 @@ class ReferenceGroup:
         held = {m.lane for m in self.by_state("leased")}
         closed, heads = set[tuple[int | None, int]](), list[ReferenceMessage]()
         for m in self.messages:
-            if m.state in (*ENDED, "leased") or m.is_skipped:
+            if m.state == "leased" or m.is_over(now):
                 continue
             if m.state == "blocked" and self.order != "key":
                 break

@@ -204,7 +204,6 @@ def broken(large: bool) -> World:
         breaker_threshold=2,
         breaker_reset_timeout="20s",
         breaker_max_wait="30s",
-        trial_waits=[20 * SECOND, 30 * SECOND],
     )
 
 

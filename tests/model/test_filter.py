@@ -53,7 +53,7 @@ class World:
         self.files: list[DataFile] = []
         self.group = Group(0, rules, [])
         self.group.ledger = Ledger(LedgerHeader(group=OWN))
-        self.reference = ReferenceGroup(None, order=order, by_lane=True)
+        self.reference = ReferenceGroup.of(rules, by_lane=True)
         self.matching: dict[int, bool] = {}  # by sequence
         self.checked: set[str] = set()
         self.leases: list[str] = []

@@ -100,10 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
             breaker_reset_timeout=3 * SECOND,
             breaker_max_wait=10 * SECOND,
         )
-        self.reference = ReferenceGroup(
-            n, skew, 2 * SECOND, 7 * SECOND, in_flight, ranges, retry, failures, age, exhausted,
-            reject, threshold, 3 * SECOND, 10 * SECOND,
-        )  # fmt: skip
+        self.reference = ReferenceGroup.of(self.rules)
         self.index = MessageIndex()
         self.ledger = Ledger(LedgerHeader(start_sequence=floor))
         self.now = 1_000 * SECOND

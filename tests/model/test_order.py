@@ -57,9 +57,7 @@ class Order(RuleBasedStateMachine):
             order="key" if ordered else "none",
         )  # fmt: skip
         self.index, self.ledger = MessageIndex(lanes=lanes), Ledger(LedgerHeader())
-        self.reference = ReferenceGroup(
-            n, max_in_flight=in_flight, order="key" if ordered else "none", by_lane=True
-        )
+        self.reference = ReferenceGroup.of(self.rules, by_lane=True)
         self.messages = self.reference.messages
         self.files: list[tuple[int, int]] = []
         self.version, self.now, self.ids = 0, 1_000 * SECOND, 0
