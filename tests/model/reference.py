@@ -52,6 +52,8 @@ class ReferenceMessage:
     """Whether the group gets it: it's in the filter, not for another group, and not replaced."""
     for_others: bool = False
     """Whether it's for another group, so that it may be skipped before it's due."""
+    was_leased: bool = False
+    """Once, even if the lease was released later."""
     overtaken: bool = False
     """Whether the owner put it back after it had ended, when later ones had gone on."""
     state: str = "unread"
@@ -400,6 +402,7 @@ class ReferenceGroup:
     ) -> None:
         self.lease_sizes[lease_id] = len(messages)
         for m in messages:
+            m.was_leased = True
             m.become(
                 "leased",
                 lease_id=lease_id,

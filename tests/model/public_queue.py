@@ -1,0 +1,126 @@
+"""A queue in memory of which each group stands beside its reference (``reference.py``).
+
+Worlds drive it through the public API. The reference judges each lease, and follows each settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from support.handles import again
+from support.tables import messages_of
+
+from spark_mq import ConsumerGroup, Lease, Message
+from spark_mq.ledger.slots import SlotLayout
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.clock import to_micros
+
+from .reference import MICROSECOND, ReferenceGroup, ReferenceMessage
+
+SECOND = 1_000_000
+
+
+class PublicQueue:
+    """Two handles, which stand for two processes, on one queue. Nothing waits after a nack."""
+
+    def __init__(self, groups: Mapping[str, Mapping[str, Any]], **settings: Any) -> None:
+        self.clock = ManualClock()
+        given = {"breaker_threshold": None, "retry_delay": 0, **settings}
+        self.queue = memory_queue(self.clock, **given)
+        self.handles = [self.queue, again(self.queue)]
+        lanes = settings.get("lanes", 0)
+        self.lane_of = SlotLayout(lanes).lane if lanes else lambda key: None
+        self.groups: dict[str, ReferenceGroup] = {}
+        self.leases: list[tuple[str, Lease]] = []
+        for name, own in groups.items():
+            self.begin(name, **own)
+
+    @property
+    def now(self) -> int:
+        return to_micros(self.clock())
+
+    def group(self, name: str, handle: int = 0) -> ConsumerGroup:
+        return self.handles[handle].group(name)
+
+    def begin(self, name: str, **settings: Any) -> None:
+        """Begin a group at the earliest message."""
+        self.group(name).ensure()
+        known = self.group(name).configure(**settings) if settings else self.group(name).settings
+        by_lane = self.queue.settings.lanes > 0
+        self.groups[name] = ReferenceGroup.of(known, by_lane=by_lane)
+
+    def publish(self, messages: Sequence[Message], handle: int = 0) -> Any:
+        """Publish messages whose times, if they have any, are timedeltas. Return the receipt."""
+        receipt = self.handles[handle].publish(messages)
+        for at, message in enumerate(messages):
+            if (seq := receipt.sequence_of(at)) is not None:
+                self.add(seq, message)
+        return receipt
+
+    def add(self, seq: int, message: Message) -> None:
+        due, expires = self._time(message.deliver_at), self._time(message.expires_at)
+        for group in self.groups.values():
+            group.messages.append(
+                ReferenceMessage(
+                    seq, key=message.key, priority=message.priority,
+                    lane=self.lane_of(message.key), due=due or 0, expires=expires,
+                )
+            )  # fmt: skip
+            group.messages.sort(key=lambda m: m.seq)
+
+    def _time(self, given: Any) -> int | None:
+        """A time in the future is rounded up to a second."""
+        if given is None:
+            return None
+        assert isinstance(given, timedelta)
+        at = self.now + given // MICROSECOND
+        return -(-at // SECOND) * SECOND
+
+    def message(self, name: str, seq: int) -> ReferenceMessage:
+        return next(m for m in self.groups[name].messages if m.seq == seq)
+
+    def each_group(self, seq: int) -> list[ReferenceMessage]:
+        """The message as each group sees it."""
+        return [self.message(name, seq) for name in self.groups]
+
+    def lease(self, name: str, limit: int, handle: int = 0, **more: Any) -> Lease | None:
+        """Lease, and let the reference judge what was leased."""
+        group = self.groups[name]
+        lease = self.group(name, handle).lease("w", max_messages=limit, **more)
+        group.expire_leases(self.now)
+        if lease is None:
+            return None
+        chosen = [self.message(name, m.sequence) for m in lease.messages]
+        assert len(chosen) <= limit, f"{len(chosen)} messages are leased, at most {limit} may be"
+        group.check_each(chosen, self.now)
+        group.granted(chosen, lease.lease_id, "1~w", self.now, to_micros(lease.expires_at))
+        counts = {m.sequence: m.delivery_count for m in lease.messages}
+        assert counts == {m.seq: m.info["delivery_count"] for m in chosen}, "deliveries"
+        self.leases.append((name, lease))
+        return lease
+
+    def settle(self, how: str, at: int = -1) -> Lease:
+        """Settle a whole lease."""
+        name, lease = self.leases.pop(at)
+        getattr(lease, how)()
+        group = self.groups[name]
+        group.expire_leases(self.now, (lease.lease_id,))
+        group.settle(how, lease.lease_id, None, self.now, whole=True, delay=None, jitter=0.0)
+        return lease
+
+    def expire(self) -> None:
+        """Let all leases end with their workers."""
+        self.clock.advance("70s")
+        self.leases.clear()
+        for name, group in self.groups.items():
+            self.group(name).expire()
+            group.expire_leases(self.now)
+
+    def index(self) -> None:
+        """Write the commits so far to ``commits/``, from which a new handle reads them."""
+        messages_of(self.queue).index_commits()
+
+    def open_again(self) -> None:
+        self.handles[1] = again(self.queue)
