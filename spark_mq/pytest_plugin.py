@@ -59,7 +59,7 @@ def drain(mq_queue: Queue, mq_clock: ManualClock) -> Callable[..., list[Received
 
     ``drain(handler=None, group="default", wait=True, **options)``: without a handler it acks all
     messages. With `wait` it moves the clock to the times of delayed messages and retries. The
-    options are those of :meth:`spark_mq.ConsumerGroup.work`, such as ``mode="message"``, and a
+    options are those of :meth:`spark_mq.ConsumerGroup.work`, such as ``threads=4``, and a
     handler may be ``async`` as there. An error of the handler is raised here, unless `on_error`
     says what becomes of it.
     """

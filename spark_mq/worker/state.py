@@ -28,8 +28,8 @@ class WorkSummary(Record):
     Attributes
     ----------
     leases, failed
-        Leases handed to the handler, and those of them whose handler failed. With
-        ``mode="message"``, `failed` counts messages.
+        Leases whose messages were handed to the handler, and messages whose handler failed. With
+        ``mode="batch"``, `failed` counts leases.
     settled, acked, rejected
         Messages that ended, and how many of them were acked and how many became dead.
     nacked
