@@ -227,14 +227,11 @@ def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Foun
             interval = (one.first, one.last)
             if (reason := files.damaged.get(one.path)) is None:
                 out_of_reach, error = out_of_reach + 1, error or files.out_of_reach[one.path]
-                until = view.now + POSTPONE
-                later = postpone_due(
-                    later, index, interval, now=view.now, rules=view.settings, until=until
-                )
+                later = postpone_due(view, later, interval, view.now + POSTPONE)
                 continue
             same = later is found.ledger
-            found.ledger, dead = _reject(view, found.ledger, interval, reason)
-            later = found.ledger if same else _reject(view, later, interval, reason)[0]
+            found.ledger, dead = reject_unreadable(view, found.ledger, interval, reason)
+            later = found.ledger if same else reject_unreadable(view, later, interval, reason)[0]
             found.rejected += (interval,)
             found.dead += dead
 
@@ -248,65 +245,43 @@ def _files_ahead(view: View, before: Ledger, grant: Grant) -> Iterator[DataFile]
             yield index.file_at(first)
 
 
-def _reject(view: View, ledger: Ledger, interval: Interval, reason: str) -> tuple[Ledger, int]:
-    return reject_unreadable(
-        ledger, view.log, interval, now=view.now, rules=view.settings, error=reason
-    )
-
-
 def reject_unreadable(
-    ledger: Ledger,
-    index: MessageIndex,
-    interval: Interval,
-    *,
-    now: int,
-    rules: GroupSettings,
-    error: str,
+    view: View, ledger: Ledger, interval: Interval, error: str
 ) -> tuple[Ledger, int]:
     """Make a damaged file's due messages dead, without a delivery, and count them."""
 
     def dead(r: Range) -> Range:
-        return rejected(r, rules, UNREADABLE, error)
+        return rejected(r, view.settings, UNREADABLE, error)
 
-    return _replace_due(ledger, index, interval, now, dead, rules=rules, event="rejected")
+    return _replace_due(view, ledger, interval, dead, event="rejected")
 
 
-def postpone_due(
-    ledger: Ledger,
-    index: MessageIndex,
-    interval: Interval,
-    *,
-    now: int,
-    rules: GroupSettings,
-    until: int,
-) -> Ledger:
+def postpone_due(view: View, ledger: Ledger, interval: Interval, until: int) -> Ledger:
     """Let the due messages of a file wait until a time, with their counts and claims."""
 
     def later(r: Range) -> Range:
         return r._replace(state=AVAILABLE, available_at=until)
 
-    return _replace_due(ledger, index, interval, now, later, rules=rules)[0]
+    return _replace_due(view, ledger, interval, later)[0]
 
 
 def _replace_due(
+    view: View,
     ledger: Ledger,
-    index: MessageIndex,
     interval: Interval,
-    now: int,
     become: Callable[[Range], Range],
     *,
-    rules: GroupSettings,
     event: str = "",
 ) -> tuple[Ledger, int]:
     """Replace the due messages of an interval, and count them."""
-    editor, total = LedgerEditor(ledger), 0
-    for piece in editor.cut([interval], index, (AVAILABLE, UNREAD)):
+    editor, now, total = LedgerEditor(ledger), view.now, 0
+    for piece in editor.cut([interval], view.log, (AVAILABLE, UNREAD)):
         if (piece.available_at or 0) > now:
             editor.add(piece, piece)
             continue
-        parts = split_by_time(piece, index, now, now)
+        parts = split_by_time(piece, view.log, now, now)
         for part in (*parts.later, *parts.expired):
-            add_scheduled(editor, part, piece, rules)
+            add_scheduled(editor, part, piece, view.settings)
         for part in parts.due:
             editor.add(become(part), part, event)
             total += part.message_count
@@ -369,7 +344,7 @@ def _select(
 ) -> tuple[Ledger, Grant]:
     """Lease the messages whose turn it is, as far as the budget allows."""
     blocked = ""
-    if rules.order != "key" or not is_ordered(index, rules):
+    if not is_ordered(index, rules):
         # In an ordered group a blocked message stops only its lane.
         request, blocked = _limit_to_unblocked(ledger, request)
     cutoff = now if request.due_by is None else min(now, request.due_by)

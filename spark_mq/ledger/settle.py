@@ -47,8 +47,6 @@ __all__ = [
     "Settle",
     "SettleOutcome",
     "SettlePart",
-    "extend",
-    "settle",
     "settle_all",
     "settle_note",
 ]
@@ -129,7 +127,7 @@ def settle_all(
     for lease_id in dict.fromkeys(part.lease_id for part in parts):
         ledger = settle_expired_held(ledger, index, now, rules, lease_id)
     order = list(range(len(parts)))
-    if rules.order == "key" and is_ordered(index, rules):
+    if is_ordered(index, rules):
         # Nacks and releases first, because no other part may settle what they return.
         order.sort(key=lambda at: parts[at].verb not in (NACK, RELEASE))
     outcomes, returned = dict[int, SettleOutcome](), dict[str, list[Interval]]()
@@ -137,24 +135,23 @@ def settle_all(
         part = parts[at]
         if part.intervals is not None and (gone := returned.get(part.lease_id)):
             part = replace(part, intervals=subtract(part.intervals, gone))
-        ledger, outcomes[at] = settle(ledger, index, now, rules, part)
+        ledger, outcomes[at] = _settle_part(view, ledger, part)
         returned.setdefault(part.lease_id, []).extend(outcomes[at].returned)
     return ledger, [outcomes[at] for at in range(len(parts))]
 
 
-def settle(
-    ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, part: SettlePart
-) -> tuple[Ledger, SettleOutcome]:
-    """Apply one part of a settle.
+def _settle_part(view: View, ledger: Ledger, part: SettlePart) -> tuple[Ledger, SettleOutcome]:
+    """Settle on a ledger in which all other late leases have expired.
 
     A lease may hold messages after its deadline, until another lease takes them. Then ack and
     reject count as usual. A nack or release expires them first and then gives up the lease's claim,
     so it does the same as after another operation's expiry. Messages that are settled already, by
     any lease, are counted and stay as they are. All others are ``lost``.
     In an ordered group, a nack or release of some messages also returns the later messages of their
-    keys, uncounted. The caller has expired the other leases already.
+    keys, uncounted.
     """
-    ordered = rules.order == "key" and is_ordered(index, rules)
+    index, now, rules = view.log, view.now, view.settings
+    ordered = is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, part.lease_id):
         ledger, _ = return_behind(ledger, index, now, part.lease_id)
     settling = _Settling(ledger, index, now, rules, part)
@@ -327,48 +324,43 @@ class Extend(Command[Extended]):
         return frozenset(lease_id for lease_id, _ in self.targets)
 
     def apply(self, view: View) -> Change[Extended]:
-        now, rules, index = view.now, view.settings, view.log
+        now, rules = view.now, view.settings
         after = expire_leases(view.ledger, now, rules, view.held)
         deadline = now + (self.timeout or rules.visibility_timeout // MICROSECOND)
-        outcomes = []
+        outcomes, changed = list[SettleOutcome](), False
         for lease_id, intervals in self.targets:
-            after = settle_expired_held(after, index, now, rules, lease_id)
-            after, outcome = extend(
-                after, index, lease_id, deadline, intervals,
-                ordered_at=now if is_ordered(index, rules) else None,
-            )  # fmt: skip
+            before = settle_expired_held(after, view.log, now, rules, lease_id)
+            after, outcome = _extend(view, before, lease_id, intervals, deadline)
+            changed |= after is not before
             outcomes.append(outcome)
         lease_ids = dict.fromkeys(lease_id for lease_id, _ in self.targets)
         note = {"operation": self.name, "lease_id": ",".join(lease_ids)}
-        changed = any(outcome.settled for outcome in outcomes)
         return Change(after if changed else None, Extended(outcomes, deadline), note)
 
 
-def extend(
+def _extend(
+    view: View,
     ledger: Ledger,
-    index: MessageIndex,
     lease_id: str,
+    intervals: Sequence[Interval] | None,
     expires_at: int,
-    intervals: Sequence[Interval] | None = None,
-    *,
-    ordered_at: int | None = None,
 ) -> tuple[Ledger, SettleOutcome]:
     """Move the deadline of a lease or of some of its messages, never to an earlier time.
 
-    Expired messages that no other lease took are leased again. `ordered_at` is the current time if
-    the group delivers keys in order, else None. In such a group no message is revived after one of
-    its key that has expired. ``settled`` of the outcome counts the extended messages.
+    Expired messages that no other lease took are leased again. In an ordered group no message is
+    revived after one of its key that has expired. ``settled`` counts the extended messages.
     """
+    index = view.log
     extension = _Extension(ledger, index, lease_id, expires_at)
     extension.visit(intervals)
-    if ordered_at is None or intervals is None:
+    if intervals is None or not is_ordered(index, view.settings):
         return extension.editor.build(), extension.outcome
-    kept, lost = return_behind(extension.editor.build(), index, ordered_at, lease_id)
+    kept, lost = return_behind(extension.editor.build(), index, view.now, lease_id)
     if stay := intersect(extension.revived, lost):
         # An expiry has counted their delivery, so they stay as it left them.
         extension = _Extension(ledger, index, lease_id, expires_at)
         extension.visit(subtract(intervals, stay))
-        kept, lost = return_behind(extension.editor.build(), index, ordered_at, lease_id)
+        kept, lost = return_behind(extension.editor.build(), index, view.now, lease_id)
     outcome = extension.outcome
     for first, last in intersect(outcome.ranges, lost):
         outcome.settled -= index.count(first, last)

@@ -23,11 +23,10 @@ from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.grant import AcquireRequest, Grant, leased
 from spark_mq.ledger.key_order import is_ordered, return_behind
-from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, SettlePart, settle_all, settle_note
-from spark_mq.ledger.sink_writes import SinkWrite, next_write
+from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.transitions import (
     exhaust,
     exhausted_limit,
@@ -49,7 +48,6 @@ __all__ = [
     "left_batch_app_id",
     "names_batch",
     "parse_lease_id",
-    "replay_batch",
     "return_to_group",
     "rows_held_by_batch",
 ]
@@ -233,19 +231,8 @@ class Replay(Command[Grant]):
         rows = rows_held_by_batch(view.ledger, batch.prefix)
         held = {r.lease_id for r in view.ledger.ranges_at(rows) if r.lease_id}
         before, acks = batch.ack_earlier(view, sorted(held))
-        timeout = self.timeout or view.settings.visibility_timeout // MICROSECOND
-        expires_at = view.now + min(timeout, self.max_timeout)
-        after, granted = replay_batch(
-            before, view.now, view.settings, batch.prefix, lease_id=batch.lease_id,
-            worker_id=self.worker_id, expires_at=expires_at,
-            granted_before=number == replayed,
-            index=view.log if view.settings.order == "key" else None,
-            sink_write=next_write(view.ledger, view.now) if view.settings.sink else None,
-        )  # fmt: skip
-        grant = Grant(
-            tuple(granted), lease_id=batch.lease_id, expires_at=expires_at,
-            acked=acks.get("messages", 0),
-        )  # fmt: skip
+        after, grant = self._grant(view, before, granted_before=number == replayed)
+        grant = replace(grant, acked=acks.get("messages", 0))
         note = {
             "operation": self.name,
             "lease_id": batch.lease_id,
@@ -254,57 +241,55 @@ class Replay(Command[Grant]):
         }
         return Change(after, grant, note, None if number == replayed else batch.txn(2))
 
+    def _grant(self, view: View, ledger: Ledger, *, granted_before: bool) -> tuple[Ledger, Grant]:
+        """Lease what the batch still holds, counted as a delivery.
+
+        Some messages return to the group instead: all of a batch that was replayed before, and
+        messages without attempts. A message on its last attempt returns too if it has company,
+        unless it failed by itself.
+        """
+        now, rules, lease_id = view.now, view.settings, self.batch.lease_id
+        editor = LedgerEditor(ledger)
+        held = editor.remove(rows_held_by_batch(ledger, self.batch.prefix))
+        several = sum(r.message_count for r in held) > 1
+        kept: list[Range] = []
+        failed: Range | None = None
+        for r in held:
+            in_company = several and _is_last(r, rules, 1) and not _failed_by_itself(r)
+            if granted_before or _is_last(r, rules, 0) or in_company:
+                editor.add(return_to_group(r, now, rules), r, "given_back", of_lease=True)
+                failed = failed or (r if r.state == LEASED else None)
+            else:
+                kept.append(r)
+        if failed is not None and not kept:
+            record_failure(editor, failed, _death_error(failed), now, rules)
+        size = sum(r.message_count for r in kept)
+        request = self._request(view, size)
+        granted = [leased(r, now, request, size) for r in kept]
+        for before, r in zip(kept, granted, strict=True):
+            editor.add(r, before, "replayed")
+        if request.sink_write is not None:
+            editor.head = replace(editor.head, last_sink_write=request.sink_write.number)
+        after = editor.build()
+        if is_ordered(view.log, rules):
+            after, lost = return_behind(after, view.log, now, lease_id)
+            granted = after.held(lease_id) if lost else granted
+        return after, Grant(tuple(granted), lease_id=lease_id, expires_at=request.expires_at)
+
+    def _request(self, view: View, messages: int) -> AcquireRequest:
+        timeout = self.timeout or view.settings.visibility_timeout // MICROSECOND
+        return AcquireRequest(
+            self.batch.lease_id,
+            self.worker_id,
+            messages,
+            view.now + min(timeout, self.max_timeout),
+            sink_write=next_write(view.ledger, view.now) if view.settings.sink else None,
+        )
+
 
 def rows_held_by_batch(ledger: Ledger, prefix: str) -> list[int]:
     """Return the rows of a stream's batch, whose lease ids are ``stream/n/runner``."""
     return ledger.find((LEASED, AVAILABLE), ("lease_id", "starts with", prefix))
-
-
-def replay_batch(
-    ledger: Ledger,
-    now: int,
-    rules: GroupSettings,
-    prefix: str,
-    *,
-    lease_id: str,
-    worker_id: str,
-    expires_at: int,
-    granted_before: bool,
-    index: MessageIndex | None = None,
-    sink_write: SinkWrite | None = None,
-) -> tuple[Ledger, list[Range]]:
-    """Replay a batch as a new lease, counted as a delivery.
-
-    Some messages return to the group instead: all of a batch that was replayed before
-    (`granted_before`), and messages without attempts. A message on its last attempt returns too if
-    it has company, unless it failed by itself. A group that delivers keys in order needs the index.
-    """
-    editor = LedgerEditor(ledger)
-    held = editor.remove(rows_held_by_batch(ledger, prefix))
-    several = sum(r.message_count for r in held) > 1
-    kept: list[Range] = []
-    failed: Range | None = None
-    for r in held:
-        in_company = several and _is_last(r, rules, 1) and not _failed_by_itself(r)
-        if granted_before or _is_last(r, rules, 0) or in_company:
-            editor.add(return_to_group(r, now, rules), r, "given_back", of_lease=True)
-            failed = failed or (r if r.state == LEASED else None)
-        else:
-            kept.append(r)
-    if failed is not None and not kept:
-        record_failure(editor, failed, _death_error(failed), now, rules)
-    size = sum(r.message_count for r in kept)
-    request = AcquireRequest(lease_id, worker_id, size, expires_at, sink_write=sink_write)
-    granted = [leased(r, now, request, size) for r in kept]
-    for before, r in zip(kept, granted, strict=True):
-        editor.add(r, before, "replayed")
-    if sink_write is not None:
-        editor.head = replace(editor.head, last_sink_write=sink_write.number)
-    after = editor.build()
-    if index is not None and is_ordered(index, rules):
-        after, lost = return_behind(after, index, now, lease_id)
-        granted = after.held(lease_id) if lost else granted
-    return after, granted
 
 
 def _is_last(r: Range, rules: GroupSettings, more: int) -> bool:

@@ -184,7 +184,7 @@ ALL = [
            gets(delay=lambda a: None if a.r.state == LEASED else a.delay)),
     Mutant("also if it is released late", "snoozing", "_released",
            gets(delay=lambda a: None if a.r.state == AVAILABLE else a.delay)),
-    Mutant("an extension of one message leaves the others", "snoozing", "ledger:extend",
+    Mutant("an extension of one message leaves the others", "snoozing", "_extend",
            gets(intervals=None)),
     Mutant("a nack of the whole lease makes suspect", "raiser", "_nacked",
            becomes(lambda r, after: after._replace(suspect=False, lease_size=None))),
@@ -253,9 +253,10 @@ ALL = [
     Mutant("no two leases hold one lane", "ordered", "held_lanes", returns(0)),
     Mutant("what waits holds back its lane", "ordered", "OrderedWalk._close",
            returns(None)),
-    Mutant("a nack returns what stands behind", "ordered", "ledger:settle",
-           gets(rules=lambda a: (
-               replace(a.rules, order="none") if a.part.verb == "nack" else a.rules))),
+    Mutant("a nack returns what stands behind", "ordered", "_settle_part",
+           gets(view=lambda a: (
+               a.view._replace(settings=replace(a.view.settings, order="none"))
+               if a.part.verb == "nack" else a.view))),
     Mutant("uncounted", "ordered", "LedgerEditor.add", uncounted("returned")),
     Mutant("a lease loses its claim with one of its lanes", "ordered", "claims_on_lanes",
            returns([])),
@@ -284,7 +285,7 @@ ALL = [
     Mutant("a lease is refused once the batch was leased or replayed", "zombie",
            "StreamBatch.check_fence",
            gets(highest=lambda a: max(a.highest, 2 * a.self.number + 2))),
-    Mutant("a batch is replayed once", "immortal", "replay_batch",
+    Mutant("a batch is replayed once", "immortal", "Replay._grant",
            gets(granted_before=False)),
     Mutant("no innocent has its last attempt in company", "releasing", "_due_rows",
            then(lambda rows, a: rows | {

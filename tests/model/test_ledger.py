@@ -9,11 +9,9 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.ledger_group import applied, limits
+from support.ledger_group import applied, limits, replayed
 
 from spark_mq.ledger import ranges as stored_ranges
-from spark_mq.ledger import settle as settle_rules
-from spark_mq.ledger import stream_batch as replaying
 from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import (
     UNREADABLE,
@@ -22,6 +20,7 @@ from spark_mq.ledger.acquire import (
     postpone_due,
     reject_unreadable,
 )
+from spark_mq.ledger.commands import View
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
@@ -30,7 +29,7 @@ from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import Pause, Resume, Seek, Unblock
 from spark_mq.ledger.ranges import LIST_LIMIT, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.ledger.routing import FreezeDead, SettleRouted
-from spark_mq.ledger.settle import extend
+from spark_mq.ledger.settle import Extend, Settle, SettlePart
 from spark_mq.storage.ledger_files import from_rows, to_rows
 
 from .reference import ReferenceGroup, ReferenceMessage
@@ -244,7 +243,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def extend(self, which, timeout):
         lease_id = self.some_lease(which)
         self.expire_leases([lease_id])
-        self.extend_until(lease_id, self.now + timeout * SECOND, None)
+        self.extend_by(lease_id, timeout * SECOND, None)
 
     @precondition(lambda self: self.leases)
     @rule(which=numbers, timeout=seconds, names=st.lists(numbers, max_size=8))
@@ -255,14 +254,14 @@ class LedgerMachine(RuleBasedStateMachine):
         seqs = {pool[name % len(pool)] for name in names[::3]}
         seqs |= {held[name % len(held)] for name in names if held}
         self.expire_leases([lease_id])
-        self.extend_until(lease_id, self.now + timeout * SECOND, sorted(seqs))
+        self.extend_by(lease_id, timeout * SECOND, sorted(seqs))
 
-    def extend_until(self, lease_id, expires_at, seqs):
+    def extend_by(self, lease_id, timeout, seqs):
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        self.ledger, outcome = extend(self.ledger, self.index, lease_id, expires_at, intervals)
+        (outcome,) = self.run(Extend(((lease_id, intervals),), timeout)).outcomes
         lost = {seq for first, last, _ in outcome.lost for seq in range(first, last + 1)}
         done = outcome.settled, outcome.already_settled, lost
-        assert done == self.reference.extend(lease_id, expires_at, seqs)
+        assert done == self.reference.extend(lease_id, self.now + timeout, seqs)
 
     @precondition(lambda self: self.batches)
     @rule(which=numbers, timeout=seconds, keep=st.booleans())
@@ -277,13 +276,14 @@ class LedgerMachine(RuleBasedStateMachine):
             "expires_at": self.now + timeout * SECOND,
         }
         again = self.batches[prefix] > 0
-        self.ledger, granted = replaying.replay_batch(
-            self.ledger, self.now, self.rules, prefix, **given, granted_before=again
-        )
+        self.ledger, grant = replayed(
+            lease_id, self.ledger, self.index, self.now, self.rules, again=again,
+            timeout=timeout * SECOND,
+        )  # fmt: skip
         expected = self.reference.replay_batch(prefix, now=self.now, granted_before=again, **given)
-        assert [seq for r in granted for seq in self.expand(r)] == [m.seq for m in expected]
+        assert [seq for r in grant.ranges for seq in self.expand(r)] == [m.seq for m in expected]
         self.batches[prefix] += 1
-        if granted:
+        if grant.ranges:
             self.leases.append(lease_id)
 
     # -- settling
@@ -336,12 +336,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.expire_leases([lease_id])
         delay = None if delay is None else delay * SECOND
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        wanted = settle_rules.SettlePart(
-            verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter
-        )
-        self.ledger, outcome = settle_rules.settle(
-            self.ledger, self.index, self.now, self.rules, wanted
-        )
+        wanted = SettlePart(verb, lease_id, intervals, whole=whole, delay=delay, jitter=jitter)
+        (outcome,) = self.run(Settle((wanted,)))
         settled, already, lost = self.reference.settle(
             verb, lease_id, seqs, self.now, whole=whole, delay=delay, jitter=jitter
         )
@@ -443,14 +439,8 @@ class LedgerMachine(RuleBasedStateMachine):
         """A file is damaged."""
         self.expire_leases()
         file = self.some_file(which)
-        self.ledger, dead = reject_unreadable(
-            self.ledger,
-            self.index,
-            (file.first, file.last),
-            now=self.now,
-            rules=self.rules,
-            error="damaged",
-        )
+        interval, view = (file.first, file.last), self.view()
+        self.ledger, dead = reject_unreadable(view, self.ledger, interval, "damaged")
         assert dead == self.reference.bury_file(file.first, file.last, UNREADABLE, self.now)
 
     @rule(which=numbers, delay=st.sampled_from([1, 10]))
@@ -458,15 +448,11 @@ class LedgerMachine(RuleBasedStateMachine):
         """A file is out of reach."""
         self.expire_leases()
         file, until = self.some_file(which), self.now + delay * SECOND
-        self.ledger = postpone_due(
-            self.ledger,
-            self.index,
-            (file.first, file.last),
-            now=self.now,
-            rules=self.rules,
-            until=until,
-        )
+        self.ledger = postpone_due(self.view(), self.ledger, (file.first, file.last), until)
         self.reference.postpone_file(file.first, file.last, self.now, until)
+
+    def view(self):
+        return View(self.ledger, self.rules, self.now, self.index)
 
     def some_file(self, which):
         return self.index.files[which % len(self.index.files)]

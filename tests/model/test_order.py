@@ -9,18 +9,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.ledger_group import applied, limits
+from support.ledger_group import applied, limits, replayed
 from support.rule_variants import returns, rule_variant
 
 from spark_mq.ledger.acquire import AcquireRequest, acquire, postpone_due, reject_unreadable
+from spark_mq.ledger.commands import View
 from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import RETRY, Seek, Unblock
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart, extend, settle
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, Extend, Settle, SettlePart
 from spark_mq.ledger.slots import SlotLayout, encode_slots
-from spark_mq.ledger.stream_batch import replay_batch
 from spark_mq.ledger.transitions import expire_leases
 
 from .reference import ENDED, ReferenceGroup, ReferenceMessage
@@ -167,7 +167,7 @@ class Order(RuleBasedStateMachine):
             return
         command = SettlePart(verb, lease_id, wanted, whole=how == "whole")
         before, known = self.states(), set(self.held(lease_id))
-        self.ledger, outcome = settle(self.ledger, self.index, self.now, self.rules, command)
+        (outcome,) = self.run(Settle((command,)))
         after = self.states()
         meant = set(mine) if wanted is None or how == "whole" else set(named)
         self._judge_returned(before, after, known - meant, outcome, verb)
@@ -202,10 +202,7 @@ class Order(RuleBasedStateMachine):
         states = self.states()
         seqs = [m.seq for m in self.messages if states[m.seq][1] == lease_id]
         wanted = None if whole or not seqs else [(seqs[at % len(seqs)],) * 2 for at in some]
-        at = self.now if self.ordered else None
-        self.ledger, outcome = extend(
-            self.ledger, self.index, lease_id, self.now + TIMEOUT, wanted, ordered_at=at
-        )
+        (outcome,) = self.run(Extend(((lease_id, wanted),), TIMEOUT)).outcomes
         now = self.states()
         for seq in self._inside(outcome.ranges):
             assert now[seq][:2] == ("leased", lease_id)
@@ -227,11 +224,11 @@ class Order(RuleBasedStateMachine):
         self.ids += 1
         mine = [one for one in self.leases if one.startswith(prefix)]
         self.expire(*mine)
-        self.ledger, granted = replay_batch(
-            self.ledger, self.now, self.rules, prefix, lease_id=f"{prefix}{self.ids}",
-            worker_id="w", expires_at=self.now + TIMEOUT, granted_before=again, index=self.index,
+        self.ledger, grant = replayed(
+            f"{prefix}{self.ids}", self.ledger, self.index, self.now, self.rules, again=again,
+            worker_id="w", timeout=TIMEOUT,
         )  # fmt: skip
-        if granted:
+        if grant.ranges:
             self.leases.append(f"{prefix}{self.ids}")
 
     # -- owners
@@ -264,18 +261,13 @@ class Order(RuleBasedStateMachine):
         self.expire()
         interval = self.files[which % len(self.files)]
         if reject:
-            self.ledger, _ = reject_unreadable(
-                self.ledger, self.index, interval, now=self.now, rules=self.rules, error="x"
-            )
+            self.ledger, _ = reject_unreadable(self.view(), self.ledger, interval, "x")
         else:
-            self.ledger = postpone_due(
-                self.ledger,
-                self.index,
-                interval,
-                now=self.now,
-                rules=self.rules,
-                until=self.now + 10 * SECOND,
-            )
+            until = self.now + 10 * SECOND
+            self.ledger = postpone_due(self.view(), self.ledger, interval, until)
+
+    def view(self):
+        return View(self.ledger, self.rules, self.now, self.index)
 
     @rule(at=st.integers(0, 200))
     def seek(self, at):
@@ -303,7 +295,7 @@ class Order(RuleBasedStateMachine):
             self.lease(7, None, False)
             for lease_id in self.leases[-1:]:
                 command = SettlePart(ACK, lease_id)
-                self.ledger, _ = settle(self.ledger, self.index, self.now, self.rules, command)
+                self.run(Settle((command,)))
             if all(state in ENDED for state, *_ in self.states().values()):
                 return
         raise AssertionError(f"messages starve: {self.states()}")

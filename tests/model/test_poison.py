@@ -14,15 +14,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ledger_group import limits
+from support.ledger_group import applied, limits, replayed
 
-from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, acquire
 from spark_mq.ledger.isolation import isolation_size
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import DEAD, Ledger, LedgerHeader
-from spark_mq.ledger.stream_batch import replay_batch
+from spark_mq.ledger.settle import Settle, SettlePart
 
 SECOND = 1_000_000
 
@@ -106,19 +105,13 @@ class World:
                 self.now += 100 * SECOND
                 self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules)
             lease_id = f"{prefix}{attempt}"
-            self.ledger, granted = replay_batch(
-                self.ledger,
-                self.now,
-                self.rules,
-                prefix,
-                lease_id=lease_id,
-                worker_id="w",
-                expires_at=self.now + 60 * SECOND,
-                granted_before=attempt > 1,
-            )
-            if not granted:
+            self.ledger, grant = replayed(
+                lease_id, self.ledger, self.index, self.now, self.rules, again=attempt > 1,
+                worker_id="w", timeout=60 * SECOND,
+            )  # fmt: skip
+            if not grant.ranges:
                 return
-            self.process(lease_id, granted)
+            self.process(lease_id, grant.ranges)
 
     def process(self, lease_id: str, ranges) -> None:
         held = [seq for r in ranges for seq in self.all if r.first <= seq <= r.last]
@@ -144,12 +137,9 @@ class World:
             self.settle("ack", lease_id, [seq for seq in held if seq not in set(bad)])
 
     def settle(self, verb: str, lease_id: str, seqs: list[int] | None) -> None:
-        wanted = settle_rules.SettlePart(
-            verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs]
-        )
-        self.ledger, outcome = settle_rules.settle(
-            self.ledger, self.index, self.now, self.rules, wanted
-        )
+        intervals = None if seqs is None else [(seq, seq) for seq in seqs]
+        command = Settle((SettlePart(verb, lease_id, intervals),))
+        self.ledger, (outcome,) = applied(command, self.ledger, self.index, self.now, self.rules)
         assert not outcome.lost
 
     def dead(self) -> set[int]:

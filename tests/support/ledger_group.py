@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from spark_mq import GroupSettings
-from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
 from spark_mq.ledger.commands import Command, View
-from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.routing import FreezeDead
-from spark_mq.ledger.settle import REJECT, SettleOutcome, SettlePart, extend
-from spark_mq.ledger.stream_batch import replay_batch
+from spark_mq.ledger.settle import REJECT, Extend, Settle, SettleOutcome, SettlePart
+from spark_mq.ledger.stream_batch import Replay, StreamBatch, fence_app_id
 
 R = TypeVar("R")
 
@@ -68,9 +66,7 @@ class Group:
         wanted = SettlePart(
             verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more
         )
-        self.ledger, outcome = settle_rules.settle(
-            self.ledger, self.index, self.now, self.rules, wanted
-        )
+        (outcome,) = self.run(Settle((wanted,)))
         return outcome
 
     def extend(
@@ -78,19 +74,14 @@ class Group:
     ) -> SettleOutcome:
         self.expire_leases(lease_id)
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        ordered_at = self.now if is_ordered(self.index, self.rules) else None
-        self.ledger, outcome = extend(
-            self.ledger, self.index, lease_id, self.now + timeout, intervals, ordered_at=ordered_at
-        )
-        return outcome
+        return self.run(Extend(((lease_id, intervals),), timeout)).outcomes[0]
 
-    def replay_batch(self, prefix: str, lease_id: str, again: bool = False) -> int:
+    def replay_batch(self, lease_id: str, again: bool = False) -> int:
         """How many messages were granted."""
-        self.ledger, granted = replay_batch(
-            self.ledger, self.now, self.rules, prefix, lease_id=lease_id, worker_id="driver",
-            expires_at=self.now + TIMEOUT, granted_before=again,
-        )  # fmt: skip
-        return sum(r.message_count for r in granted)
+        self.ledger, grant = replayed(
+            lease_id, self.ledger, self.index, self.now, self.rules, again=again
+        )
+        return grant.message_count
 
     def run(self, command: Command[R]) -> R:
         self.ledger, result = applied(command, self.ledger, self.index, self.now, self.rules)
@@ -123,8 +114,20 @@ def applied(
     command: Command[R], ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings
 ) -> tuple[Ledger, R]:
     """Return the ledger after a command, and its result."""
-    change = command.apply(View(ledger, rules, now, index))
+    change = command.apply(View(ledger, rules, now, index, held=command.lease_ids))
     return ledger if change.ledger is None else change.ledger, change.result
+
+
+def replayed(
+    lease_id: str, ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, *,
+    again: bool, worker_id: str = "driver", timeout: int = TIMEOUT,
+) -> tuple[Ledger, Grant]:  # fmt: skip
+    """Return the ledger after a replay under a new lease id, ``stream/n/runner``, and its grant."""
+    stream, number, runner = lease_id.split("/")
+    numbers = {fence_app_id(stream): 2 * int(number) + 1 + again}
+    command = Replay(StreamBatch(stream, int(number), runner), worker_id, timeout, timeout)
+    change = command.apply(View(ledger, rules, now, index, numbers=numbers))
+    return change.ledger, change.result
 
 
 def freeze_dead(group: Group, transfer_id: str, ranges: int = 10) -> int:

@@ -127,6 +127,6 @@ def test_the_estimate_for_a_stream_knows_the_attempt_that_it_keeps():
     stream = "12345678-1234-1234-1234-123456789abc"
     group = Group(messages=50_000)
     group.lease(f"{stream}/1/a", 50_000, reserved_attempts=STREAM)
-    group.replay_batch(f"{stream}/1/", f"{stream}/1/b")
-    assert group.replay_batch(f"{stream}/1/", f"{stream}/1/c", again=True) == 0
+    group.replay_batch(f"{stream}/1/b")
+    assert group.replay_batch(f"{stream}/1/c", again=True) == 0
     assert estimate_isolation(group.ledger, group.rules) == Isolation(50_000, 113)

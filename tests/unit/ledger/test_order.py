@@ -30,7 +30,7 @@ def test_a_message_alone_in_its_lease_is_no_suspect(how):
     elif how == "nack":
         group.settle(NACK, "s/1/0", [0], whole=True, delay=0)
     else:
-        group.replay_batch("s/1/", "s/1/1", again=True)
+        group.replay_batch("s/1/1", again=True)
     assert group.at(0) == having(state="available", suspect=False, failure_count=1)
 
 

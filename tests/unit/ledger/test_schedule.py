@@ -16,6 +16,7 @@ from support.tables import ledgers_of, messages_of
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.acquire import AcquireRequest, postpone_due, reject_unreadable
+from spark_mq.ledger.commands import View
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import AVAILABLE, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
@@ -404,12 +405,12 @@ def test_expired_messages_of_a_file_that_cannot_be_read_are_dead_as_expired(
     rules = limits(on_expired="dead_letter")
     times = DeliveryTimes.of([(2, None, 5), (2, None, None)])
     group = Group(rules=rules, files=[DataFile(0, 4, "a", 40, 0, times)])
-    given: dict[str, Any] = {"now": group.now, "rules": rules}
+    view = View(group.ledger, rules, group.now, group.index)
     if damaged:
-        after, dead = reject_unreadable(group.ledger, group.index, (0, 3), error="x", **given)
+        after, dead = reject_unreadable(view, group.ledger, (0, 3), "x")
         assert dead == 2
     else:
-        after = postpone_due(group.ledger, group.index, (0, 3), until=group.now + 1, **given)
+        after = postpone_due(view, group.ledger, (0, 3), group.now + 1)
     reasons = [(r.first, r.last, r.state, r.reason) for r in after]
     assert reasons == [
         (0, 1, "dead", "expired"),

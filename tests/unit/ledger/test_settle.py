@@ -8,10 +8,9 @@ import pytest
 from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits, seek
 
-from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, LEASED, SETTLED, Ledger, Range
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, Settle, SettleOutcome, SettlePart
 
 # -- nack
 
@@ -395,9 +394,7 @@ def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
     group.settle(ACK, "a", [1])
     group.expire_leases("a")
     wanted = SettlePart(ACK, "a", [(0, 0), (2, sequence(1, 1))], whole=True)
-    group.ledger, outcome = settle_rules.settle(
-        group.ledger, group.index, group.now, group.rules, wanted
-    )
+    (outcome,) = group.run(Settle((wanted,)))
     assert (outcome.settled, outcome.lost) == (3, [])
 
 
@@ -420,9 +417,7 @@ def test_intervals_may_come_in_any_order_and_overlap():
     group = Group()
     group.lease("a", 10)
     wanted = SettlePart(ACK, "a", [(7, 9), (0, 3), (2, 4)])
-    group.ledger, outcome = settle_rules.settle(
-        group.ledger, group.index, group.now, group.rules, wanted
-    )
+    (outcome,) = group.run(Settle((wanted,)))
     assert (outcome.settled, group.states()) == (8, "SSSSSLLSSS")
 
 
