@@ -29,6 +29,7 @@ from typing import Any
 from curves import CURVES
 from figures import Part, Point, Result
 from own import PARTS
+from peers.base import Missing
 from peers.parts import expected, parts
 from peers.sizes import SHORT, Sizes
 from targets import rows
@@ -119,12 +120,15 @@ def main() -> int:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         start, points = time.monotonic(), dict[str, list[Point]]()
         new: list[Result] = []
-        with tempfile.TemporaryDirectory() as folder:
-            for found in part(Path(folder), rounds):
-                if isinstance(found, Result):
-                    new.append(found)
-                else:
-                    points.setdefault(found.curve, []).append(found)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for found in part(Path(folder), rounds):
+                    if isinstance(found, Result):
+                        new.append(found)
+                    else:
+                        points.setdefault(found.curve, []).append(found)
+        except Missing as why:
+            absent.append(f"{name}: {why}")
         results += new
         absent += sorted(
             expected(name, sizes) - {r.name for r in new if r.value is None or r.value > 0}
@@ -151,7 +155,7 @@ def main() -> int:
 
 def show(results: list[Result]) -> None:
     """The table, and what a power cut leaves on each side."""
-    width = max(len(r.name) for r in results)
+    width = max((len(r.name) for r in results), default=0)
     for r in results:
         value = "-" if r.value is None else f"{r.value:,.1f}"
         print(

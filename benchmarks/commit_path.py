@@ -86,6 +86,6 @@ def commit_path(folder: Path, count: int) -> Iterator[Result]:
     other, _ = times.pop("delta-rs"), times.pop("delta-rs, CPU")
     yield Result("the change of a lease by delta-rs, p50", other, "ms")
     for name, took in times.items():
-        goal = "5x" if name.endswith("unsynced") else "3x"
+        goal = {"lease synced": "8x", "ack synced": "10x"}.get(name, "5x")
         beside = f"{other / took:.2f}x as fast as delta-rs"
         yield Result(f"{name}, 100 messages, p50", took, "ms", beside, goal)

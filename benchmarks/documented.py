@@ -171,6 +171,17 @@ def python(found: Results) -> str:
     return table(*lines)
 
 
+def processes(found: Results) -> str:
+    lines = [("lease, read, ack by 8 processes", "spark_mq", "pgmq's way")]
+    for kind in KINDS:
+        for batch in ("1,000", "100"):
+            what = f"Python, 8 processes, lease + read + ack of {batch}, {kind}"
+            own = found.values.get(f"{what}: {OWN}")
+            both = ("-", "-") if own is None else (whole(own), with_ratio(found, what, PGMQ))
+            lines.append((f"{batch} of {kind}", *both))
+    return table(*lines)
+
+
 def publishing(found: Results) -> str:
     lines = [("figure", "spark_mq", "PostgreSQL", "Valkey, everysec", "delta-rs or delta-spark")]
     for name, form in (("publish one message, {}, p50", ms), ("publish by 1,000, {}", whole)):
@@ -228,8 +239,10 @@ def at_s3(many: int, groups: int) -> str:
 
 def s3(found: Results) -> str:
     lines = [("workers", "operations/s", "commits/s", "requests each", "least/most", "longest")]
-    for many, groups in ((1, 1), (2, 1), (4, 1), (8, 1), (8, 4)):
+    for many, groups in ((1, 1), (2, 1), (4, 1), (8, 1), (32, 1), (8, 4)):
         name = at_s3(many, groups)
+        if f"{name}operations/s" not in found.values:
+            continue
         fair = found.values[f"{name}fairness, least over most operations of a worker"]
         where = "one group" if groups == 1 else f"{groups} groups"
         lines.append(
@@ -269,6 +282,7 @@ FIGURES: dict[str, Figure] = {
     "workers": workers,
     "spread": spread,
     "python": python,
+    "processes": processes,
     "publishing": publishing,
     "drains": drains,
     "through-spark": values_table(through_spark()),

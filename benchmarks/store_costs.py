@@ -4,19 +4,16 @@ takes 30 ms more.
     make .venv/stores/versitygw
     .venv/bin/python benchmarks/store_costs.py idle --seconds 60
     .venv/bin/python benchmarks/store_costs.py work --workers 1 8 32 --seconds 20
-    .venv/bin/python benchmarks/store_costs.py ceiling
     # the prices of your store
     .venv/bin/python benchmarks/store_costs.py idle --put 5e-6 --get 4e-7
 
 Each worker is a process. It leases 100 messages, extends, acks, and starts again. `idle` counts the
-requests of what waits, by itself and together in one process, and prices a month of it. `ceiling`
-shows what the proxy and the server do at most: raw reads of one object by 64 connections.
+requests of what waits, by itself and together in one process, and prices a month of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import threading
 import time
@@ -25,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import obstore
 from contention import run
 from pyspark.sql.types import StructType
 from store_proxy import counts, delayed
@@ -35,7 +31,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support.stores import RemoteStore, versitygw
 
 from spark_mq import Queue
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.spark.stream_reader import LeaseReader
 
 LATENCY = 0.03
@@ -130,30 +125,11 @@ def idle(store: RemoteStore, url: str, seconds: float, put: float, get: float) -
         )
 
 
-def ceiling(store: RemoteStore, url: str, seconds: float = 5.0) -> None:
-    async def ask(address: str) -> float:
-        reader = ObjectStore(store.root, store.options_at(address))._backend._store
-        await obstore.put_async(reader, "ceiling", b"x" * 1_000)
-        done, end = 0, time.perf_counter() + seconds
-
-        async def one() -> None:
-            nonlocal done
-            while time.perf_counter() < end:
-                await (await obstore.get_async(reader, "ceiling")).bytes_async()
-                done += 1
-
-        await asyncio.gather(*(one() for _ in range(64)))
-        return done / seconds
-
-    direct, through = asyncio.run(ask(store.url)), asyncio.run(ask(url))
-    print(f"64 readers: {direct:.0f} requests/s at the server, {through:.0f} through the proxy")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("idle", "work", "ceiling"))
+    parser.add_argument("what", choices=("idle", "work"))
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--latency", type=float, default=LATENCY, help="seconds of each request")
@@ -161,9 +137,7 @@ def main() -> int:
     parser.add_argument("--get", type=float, default=4e-7, help="price of a GET or HEAD in $")
     args = parser.parse_args()
     with versitygw() as store, delayed(store.url, args.latency) as url:
-        if args.what == "ceiling":
-            ceiling(store, url)
-        elif args.what == "idle":
+        if args.what == "idle":
             idle(store, url, args.seconds, args.put, args.get)
         else:
             for workers in args.workers:

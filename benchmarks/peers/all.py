@@ -10,24 +10,20 @@ from peers.base import Opener
 OURS: Final = "spark_mq"
 OURS_ROWS: Final = "spark_mq, lease.messages"
 POSTGRES: Final = "PostgreSQL"
-POSTGRES_ASYNC: Final = "PostgreSQL, synchronous_commit off"
 PGMQ: Final = "PostgreSQL, pgmq's way"
 PGMQ_ASYNC: Final = "PostgreSQL, pgmq's way, synchronous_commit off"
 VALKEY: Final = "Valkey, appendfsync everysec"
-VALKEY_MEMORY: Final = "Valkey, in memory"
 ROWS: Final = "row a message, delta-rs UPDATE"
 
 BROKERS: Final[dict[str, Opener]] = {
     POSTGRES: postgres.opener(postgres.Postgres, synchronous=True),
-    POSTGRES_ASYNC: postgres.opener(postgres.Postgres, synchronous=False),
     PGMQ: postgres.opener(postgres.Pgmq, synchronous=True),
-    PGMQ_ASYNC: postgres.opener(postgres.Pgmq, synchronous=False),
-    VALKEY: valkey.opener(synced=True),
-    VALKEY_MEMORY: valkey.opener(synced=False),
+    VALKEY: valkey.opener,
 }
 PYTHON: Final[dict[str, Opener]] = {
     OURS: mq.opener(),
     OURS_ROWS: mq.opener(rows=True),
     **BROKERS,
+    PGMQ_ASYNC: postgres.opener(postgres.Pgmq, synchronous=False),
     ROWS: rows_delta_rs.opener(),
 }

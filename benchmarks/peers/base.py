@@ -36,6 +36,10 @@ class Peer(ABC):
 
     survives: str
 
+    def joined(self) -> Callable[[], Peer]:
+        """Return a call that opens the same queue in another process. It can be pickled."""
+        raise NotImplementedError
+
     @abstractmethod
     def fill(self, values: Sequence[bytes]) -> None:
         """Takes in many messages in the quickest way; not measured."""

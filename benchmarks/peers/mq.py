@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,10 +22,13 @@ class SparkMQ(Peer):
 
     survives = SYNCED
 
-    def __init__(self, path: Path, rows: bool = False) -> None:
-        self.queue = Queue.create(path, visibility_timeout="10m")
+    def __init__(self, path: Path, rows: bool = False, *, create: bool = True) -> None:
+        self.queue = Queue.create(path, visibility_timeout="10m") if create else Queue.open(path)
         self.rows = rows
         self._group = self.queue.group("bench")
+
+    def joined(self) -> Callable[[], Peer]:
+        return partial(SparkMQ, Path(self.queue.path), self.rows, create=False)
 
     def fill(self, values: Sequence[bytes]) -> None:
         self.queue.publish(pa.table({"value": pa.array(values, pa.binary())}))

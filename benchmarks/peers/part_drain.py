@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from figures import Result
@@ -29,10 +30,9 @@ from peers.streams import Drained, Stores
 from peers.values import values
 
 BATCH = "spark_mq, through Python"
-ALL_COLUMNS = "spark_mq, through Python, all columns"
 DELTA = "plain Delta stream, no leases"
 KAFKA = "Kafka, one node, by Spark's own source"
-SIDES = (OURS, BATCH, ALL_COLUMNS, DELTA, KAFKA, *BROKERS)
+SIDES = (OURS, BATCH, DELTA, KAFKA, *BROKERS)
 STEADY, TOTAL = "steady state", "with start-up"
 GOALS = {
     STEADY: {DELTA: "1.5x", KAFKA: "1x", PGMQ: "12x"},
@@ -41,7 +41,6 @@ GOALS = {
 SURVIVES = {
     OURS: SYNCED,
     BATCH: SYNCED,
-    ALL_COLUMNS: SYNCED,
     DELTA: "what the system had written out: Hadoop does not sync local files",
     KAFKA: kafka.SURVIVES,
 }
@@ -79,9 +78,8 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
             stores = Stores(spark, Path(place) / "stores", kind, sizes.drain_batch, broker)
             stores.fill(sizes.drain)
             streams: dict[str, Callable[[], Drained]] = {
-                OURS: lambda stores=stores: stores.from_queue("batch"),
-                BATCH: lambda stores=stores: stores.from_queue("narrow"),
-                ALL_COLUMNS: lambda stores=stores: stores.from_queue("python"),
+                OURS: stores.from_queue,
+                BATCH: partial(stores.from_queue, narrow=True),
                 DELTA: stores.from_delta,
             }
             if broker:

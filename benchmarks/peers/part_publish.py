@@ -11,7 +11,7 @@ from pathlib import Path
 from figures import Result
 from session import session
 
-from peers.all import BROKERS, OURS, PGMQ, PGMQ_ASYNC, PYTHON, ROWS
+from peers.all import OURS, POSTGRES, PYTHON, ROWS, VALKEY
 from peers.base import Missing, Peer
 from peers.mq import SYNCED
 from peers.sides import table
@@ -20,7 +20,7 @@ from peers.streams import Stores
 from peers.values import values
 
 APPEND = "delta-spark append"
-SIDES = [OURS, *(name for name in BROKERS if name not in (PGMQ, PGMQ_ASYNC)), ROWS]
+SIDES = [OURS, POSTGRES, VALKEY, ROWS]
 WARM_UP = 2
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from figures import Result
 
-from peers import part_drain, part_publish, part_python
+from peers import part_drain, part_processes, part_publish, part_python
 from peers.sizes import Sizes
 
 MODULES = {
     "peers-python": part_python,
+    "peers-processes": part_processes,
     "peers-publish": part_publish,
     "peers-drain": part_drain,
 }

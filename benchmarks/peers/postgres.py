@@ -14,7 +14,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class Postgres(Peer):
 
     columns = "id bigserial PRIMARY KEY, value bytea NOT NULL"
 
-    def __init__(self, socket: Path, synchronous: bool) -> None:
+    def __init__(self, socket: Path, synchronous: bool, *, create: bool = True) -> None:
         try:
             import psycopg
         except ImportError as error:
@@ -107,7 +108,15 @@ class Postgres(Peer):
             host=str(socket), user="postgres", dbname="postgres", autocommit=True
         )
         self._at.execute(f"SET synchronous_commit = {'on' if synchronous else 'off'}")
+        self._socket, self._synchronous = socket, synchronous
+        if create:
+            self.create()
+
+    def create(self) -> None:
         self._at.execute(f"CREATE TABLE queue ({self.columns})")
+
+    def joined(self) -> Callable[[], Peer]:
+        return partial(type(self), self._socket, self._synchronous, create=False)
 
     def close(self) -> None:
         self._at.close()
@@ -169,8 +178,8 @@ class Pgmq(Postgres):
         "visible_at timestamptz NOT NULL DEFAULT clock_timestamp(), value bytea NOT NULL"
     )
 
-    def __init__(self, socket: Path, synchronous: bool) -> None:
-        super().__init__(socket, synchronous)
+    def create(self) -> None:
+        super().create()
         self._at.execute("CREATE INDEX ON queue (visible_at)")
 
     def lease(self, count: int) -> Leased | None:

@@ -103,12 +103,8 @@ class Stores:
                 self.produce()
         self.count += count
 
-    def from_queue(self, how: str) -> Drained:
-        """Drain by a new group.
-
-        ``how``: "batch", as users do; "read", ``lease.read()``; "python", the batch through Python,
-        or "narrow", of which only with the columns that the handler needs.
-        """
+    def from_queue(self, *, narrow: bool = False) -> Drained:
+        """Drain by a new group, as users do, or through Python with the column of the handler."""
         self.drains += 1
         group = self.queue.group(f"drain-{self.drains}")
         stream = (
@@ -116,11 +112,12 @@ class Stores:
             .option("consumerGroup", group.name)
             .option("maxMessagesPerTrigger", self.batch)
         )
-        stream = (stream.schema(NARROW) if how == "narrow" else stream).load(self.queue.path)
+        stream = (stream.schema(NARROW) if narrow else stream).load(self.queue.path)
         drained = Drained()
-        reader = "spark" if how == "batch" else "python"
-        process = lambda batch, lease: drained.read(lease.read() if how == "read" else batch)  # noqa: E731
-        return self._run(stream, drained, group.for_each_batch(process, reader=reader))
+        process = group.for_each_batch(
+            lambda batch, _: drained.read(batch), reader="python" if narrow else "spark"
+        )
+        return self._run(stream, drained, process)
 
     def from_delta(self) -> Drained:
         """Spark's own source, without leases: the limit to beat."""

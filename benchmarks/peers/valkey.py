@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.base import Leased, Missing, Opener, Peer
+from peers.base import Leased, Missing, Peer
 from peers.server import running, server_folder
 
 LEASE = """
@@ -48,14 +48,15 @@ def binary() -> Path:
 
 
 class Valkey(Peer):
-    """``synced``: whether there is an append-only file, synced every second."""
+    """Its append-only file is synced every second."""
 
-    def __init__(self, socket: Path, synced: bool) -> None:
+    survives = "all but the last second or two"
+
+    def __init__(self, socket: Path) -> None:
         try:
             import valkey
         except ImportError as error:
             raise Missing("no client: pip install 'valkey[libvalkey]'") from error
-        self.survives = "all but the last second or two" if synced else "nothing"
         self._at: Any = valkey.Valkey(unix_socket_path=str(socket))
         self._lease, self._ack = self._at.register_script(LEASE), self._at.register_script(ACK)
 
@@ -81,33 +82,16 @@ class Valkey(Peer):
         self._ack(keys=[leased.token, "leases"])
 
 
-def opener(synced: bool) -> Opener:
+@contextlib.contextmanager
+def opener(folder: Path) -> Iterator[Peer]:
     """Opens such a queue on a server of its own."""
-
-    @contextlib.contextmanager
-    def opened(folder: Path) -> Iterator[Peer]:
-        with server_folder() as place:
-            keep = (
-                ["--appendonly", "yes", "--appendfsync", "everysec"]
-                if synced
-                else ["--appendonly", "no"]
-            )
-            command = [
-                binary(),
-                "--port",
-                0,
-                "--unixsocket",
-                place / "socket",
-                "--dir",
-                place,
-                "--save",
-                "",
-                *keep,
-            ]
-            with (
-                running(command, place, signal.SIGKILL),
-                contextlib.closing(Valkey(place / "socket", synced)) as peer,
-            ):
-                yield peer
-
-    return opened
+    with server_folder() as place:
+        command = [
+            binary(), "--port", 0, "--unixsocket", place / "socket", "--dir", place, "--save", "",
+            "--appendonly", "yes", "--appendfsync", "everysec",
+        ]  # fmt: skip
+        with (
+            running(command, place, signal.SIGKILL),
+            contextlib.closing(Valkey(place / "socket")) as peer,
+        ):
+            yield peer

@@ -1,64 +1,14 @@
-"""Start an S3 endpoint on this machine (moto), and proxies in front of it."""
+"""Start proxies in front of an S3 endpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["BUCKET", "Relay", "moto", "relay", "storage_options"]
-
-BUCKET: Final = "queues"
-
-
-@contextlib.contextmanager
-def moto() -> Iterator[str]:
-    """The address of a new endpoint, with one bucket."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    quiet = subprocess.DEVNULL
-    server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("s3_server.py")), str(port)],
-        stdout=quiet,
-        stderr=quiet,
-        stdin=quiet,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            assert server.poll() is None, "moto's server did not start: make bench installs it"
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/moto-api/"):
-                break
-            assert time.monotonic() < deadline, "moto's server does not answer"
-            time.sleep(0.1)
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT")):
-            pass
-        yield url
-    finally:
-        server.kill()
-        server.wait()
-
-
-def storage_options(url: str) -> dict[str, str]:
-    """With which delta-rs uses the endpoint, or a proxy in front of it."""
-    return {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing-secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
+__all__ = ["Relay", "relay"]
 
 
 class Relay(BaseHTTPRequestHandler):

@@ -27,7 +27,7 @@ from pyarrow import fs
 
 from spark_mq.delta.storage_options import store_options
 
-__all__ = ["SERVERS", "RemoteStore", "race", "s3_options", "versitygw"]
+__all__ = ["SERVERS", "STORES", "RemoteStore", "race", "s3_options", "versitygw"]
 
 BUCKET: Final = "queues"
 STORES: Final = Path(__file__).parents[2] / ".venv" / "stores"
