@@ -95,25 +95,25 @@ class Acquire(Command[Grant]):
         notes += [acks] if acks else []
         kept, lost = without_lost(view, ledger, self.fail_on_data_loss)
         notes += [{"operation": "data_loss"}] if kept is not ledger else []
-        found = _find_readable(view, kept, request)
+        search = _find_readable(view, kept, request)
         grant = replace(
-            found.grant,
+            search.grant,
             lease_id=request.lease_id,
             expires_at=request.expires_at,
             acked=acks.get("messages", 0),
             sink_key=view.settings.sink_key,
         )
-        if found.dead and not view.fresh:
+        if search.dead and not view.fresh:
             return Change(None, grant)  # a trim may have dropped them
         if self.batch is None and view.damage is not None and not (grant.ranges or grant.skipped):
             raise view.damage
-        notes += [found.note()] if found.dead else []
+        notes += [search.note()] if search.dead else []
         notes += _skip_notes(grant)
         if grant.ranges:
             notes.append(_lease_note(request, grant))
             txn = None if self.batch is None else self.batch.txn(1)
         note = notes[0] if len(notes) == 1 else join_notes(notes)
-        return Change(found.ledger if notes else None, grant, note, txn, found.unchecked, lost)
+        return Change(search.ledger if notes else None, grant, note, txn, search.unchecked, lost)
 
     def preview(self, view: View) -> tuple[Ledger, Grant]:
         """Return the ledger before such a lease, and what it would get if all can be read."""
@@ -164,10 +164,10 @@ class SkipFiltered(Command[Grant]):
 
     def apply(self, view: View) -> Change[Grant]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
-        found = _find_readable(view, ledger, self.lease._request(view))
-        if found.grant.ranges or found.dead or not found.grant.skipped:
-            return Change(None, found.grant, unchecked=found.unchecked)
-        return Change(found.ledger, found.grant, join_notes(_skip_notes(found.grant)))
+        search = _find_readable(view, ledger, self.lease._request(view))
+        if search.grant.ranges or search.dead or not search.grant.skipped:
+            return Change(None, search.grant, unchecked=search.unchecked)
+        return Change(search.ledger, search.grant, join_notes(_skip_notes(search.grant)))
 
 
 _SKIPS: Final = {FILTERED: SkipFiltered.name, REPLACED: "replace", OTHER_GROUP: "skip"}
@@ -188,7 +188,7 @@ def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Search:
     """The search for messages that can be read."""
 
     ledger: Ledger  # the next one
@@ -202,38 +202,38 @@ class _Found:
         return {"operation": "reject", "messages": self.dead, "ranges": f"reject {ranges}"}
 
 
-def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Found:
+def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Search:
     """Lease messages of files without a known problem, and reject those of damaged files."""
-    found, files, index = _Found(ledger), view.files, view.log
+    search, files, index = _Search(ledger), view.files, view.log
     problems = (files.damaged, files.out_of_reach, files.unfinished)
-    later, out_of_reach, error = ledger, 0, None  # later has postponements, found.ledger lacks them
+    later, out_of_reach, error = ledger, 0, None  # only later has postponements
     while True:
         after, grant = acquire(later, index, view.now, view.settings, request)
         unsure = files.unsure(index, grant.ranges)
-        bad = [one for one in unsure if any(one.path in paths for paths in problems)]
-        if not bad and (grant.ranges or (grant.skipped and later is found.ledger)):
-            found.ledger, found.unchecked = after, tuple(unsure)
+        bad = [file for file in unsure if any(file.path in paths for paths in problems)]
+        if not bad and (grant.ranges or (grant.skipped and later is search.ledger)):
+            search.ledger, search.unchecked = after, tuple(unsure)
             filtered = grant.skipped.get(FILTERED, 0)
             if filtered and unsure and filtered >= grant.message_count:
-                found.unchecked += tuple(_files_ahead(view, ledger, grant))
+                search.unchecked += tuple(_files_ahead(view, ledger, grant))
             # More may match after the messages that were skipped.
-            found.grant = grant if grant.ranges else replace(grant, unfinished=True)
-            return found
-        unfinished = any(one.path in files.unfinished for one in bad)
+            search.grant = grant if grant.ranges else replace(grant, unfinished=True)
+            return search
+        unfinished = any(file.path in files.unfinished for file in bad)
         if unfinished or not bad or out_of_reach >= MAX_OUT_OF_REACH:
-            found.grant = replace(grant, ranges=(), skipped={}, error=error, unfinished=unfinished)
-            return found
-        for one in bad:
-            interval = (one.first, one.last)
-            if (reason := files.damaged.get(one.path)) is None:
-                out_of_reach, error = out_of_reach + 1, error or files.out_of_reach[one.path]
+            search.grant = replace(grant, ranges=(), skipped={}, error=error, unfinished=unfinished)
+            return search
+        for file in bad:
+            interval = (file.first, file.last)
+            if (reason := files.damaged.get(file.path)) is None:
+                out_of_reach, error = out_of_reach + 1, error or files.out_of_reach[file.path]
                 later = postpone_due(view, later, interval, view.now + POSTPONE)
                 continue
-            same = later is found.ledger
-            found.ledger, dead = reject_unreadable(view, found.ledger, interval, reason)
-            later = found.ledger if same else reject_unreadable(view, later, interval, reason)[0]
-            found.rejected += (interval,)
-            found.dead += dead
+            same = later is search.ledger
+            search.ledger, dead = reject_unreadable(view, search.ledger, interval, reason)
+            later = search.ledger if same else reject_unreadable(view, later, interval, reason)[0]
+            search.rejected += (interval,)
+            search.dead += dead
 
 
 def _files_ahead(view: View, before: Ledger, grant: Grant) -> Iterator[DataFile]:
@@ -317,7 +317,7 @@ def acquire(
     size = _count_bytes(grant.ranges, index) if held or (rates and rates.bytes) else 0
     if rates is not None:
         asked, taken = request.max_messages, grant.message_count
-        until = rates.wait_until(asked, max_bytes, taken, size, cut=budget.cut)
+        until = rates.wait_until(asked, max_bytes, taken, size, cut=budget.out_of_bytes)
         if until is not None:
             why = rates.why(until)
             return ledger, Grant((), why, blocked_for_now=True, wait_until=until)
@@ -354,13 +354,13 @@ def _select(
         if not selector.has_due():
             return ledger, Grant()
         return ledger, Grant((), MAX_IN_FLIGHT, blocked_for_now=True)
-    found = None
+    selected = None
     if trials and request.intervals is None:
         # Messages that have failed may be bad by themselves, and would keep the breaker open.
-        found = selector.acquire(undelivered_first=True)
-    if found is None and (found := selector.acquire()) is None:
+        selected = selector.acquire(undelivered_first=True)
+    if selected is None and (selected := selector.acquire()) is None:
         return ledger, selector.nothing(blocked)
-    after, grant = found
+    after, grant = selected
     if trials and grant.ranges:
         on_trial = after.head.breaker.with_trial(grant.ranges[0].first, now, rules)
         after = after.replaced(replace(after.head, breaker=on_trial), after.events)

@@ -24,11 +24,11 @@ def unsettled_members(
     if rest:
         settled = ledger.ranges_at(ledger.find((SETTLED,)))
         rest = subtract(rest, [(r.first, r.last) for r in settled])
-    return [one for one in rest if index.count(*one)]
+    return [interval for interval in rest if index.count(*interval)]
 
 
 def count_messages(index: MessageIndex, members: Iterable[Interval]) -> int:
-    return sum(index.count(*one) for one in members)
+    return sum(index.count(*interval) for interval in members)
 
 
 def count_ends(

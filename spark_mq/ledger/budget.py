@@ -40,7 +40,7 @@ class Budget:
     messages: int
     bytes: int | None = None  # estimated in the data files. None for no limit
     taken: int = 0
-    cut: bool = False  # whether the limit of bytes has spent it
+    out_of_bytes: bool = False
 
     def take(self, first: int, last: int, most: int | None = None) -> int:
         """Take as many of the first messages as fit, up to `most`, and return how many.
@@ -52,8 +52,8 @@ class Budget:
             count = min(count, most)
         if self.bytes is not None and count > 0:
             wanted, (count, self.bytes) = count, self._fit_bytes(first, count, self.bytes)
-            self.cut = count < wanted
-        self.messages = 0 if self.cut else self.messages - count
+            self.out_of_bytes = count < wanted
+        self.messages = 0 if self.out_of_bytes else self.messages - count
         self.taken += count
         return count
 

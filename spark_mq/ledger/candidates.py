@@ -43,7 +43,7 @@ class Candidates:
         self.ledger, self.index, self.end = ledger, index, end
         self._now, self._cutoff, self._named = now, cutoff, named
         self._closing = ledger.find((AVAILABLE, BLOCKED)) if ordered else None
-        self._slots: dict[int, int] = {}  # of rows that were looked at
+        self._slots: dict[int, int] = {}  # by row, once they were needed
 
     @property
     def are_named(self) -> bool:

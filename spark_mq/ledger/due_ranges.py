@@ -66,8 +66,8 @@ class DueRanges:
         self.ledger, self.attempts, self._named = ledger, attempts, named
         end = () if max_sequence is None else (("first", "<=", max_sequence),)
         self._due: tuple[Condition, ...] = (("available_at", "<=", cutoff), *end)
-        found = _due_rows(ledger, self._due, attempts)
-        self._rows = {kind: self._only_named(rows) for kind, rows in found.items()}
+        by_kind = _due_rows(ledger, self._due, attempts)
+        self._rows = {kind: self._only_named(rows) for kind, rows in by_kind.items()}
         self.count = sum(len(rows) for rows in self._rows.values())
         # Whether the sink may have some of the messages.
         written = ("sink_writes", "is set", True)
@@ -108,7 +108,7 @@ class DueRanges:
         fails forever would starve those after it.
         """
         rows = {kind: self._available(kind, available) for kind in self._rows}
-        heads = [Head(found[0], kind) for kind, found in rows.items() if found]
+        heads = [Head(of_kind[0], kind) for kind, of_kind in rows.items() if of_kind]
         if not heads or self.attempts is not None:
             return min(heads, default=None)
         heads = [Head(row, REST) for row in islice(self._seldom_delivered(rows[REST]), 1)]
@@ -133,11 +133,11 @@ class DueRanges:
 
     def rows_from(self, head: Head, available: Set[int] | None) -> list[int]:
         """Return the rows that a lease may take, from its head on, in order."""
-        found = self._rows_of_kind(head, available)
+        of_kind = self._rows_of_kind(head, available)
         if not self.written:
-            return found
-        writes = self.ledger.values_at("sink_writes", [head.row, *found])
-        return [row for row, same in zip(found, writes[1:], strict=True) if same == writes[0]]
+            return of_kind
+        writes = self.ledger.values_at("sink_writes", [head.row, *of_kind])
+        return [row for row, same in zip(of_kind, writes[1:], strict=True) if same == writes[0]]
 
     def reads_after(self, head: Head) -> bool:
         """Return whether unread messages may fill up a lease that begins with a head."""

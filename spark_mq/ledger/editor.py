@@ -103,9 +103,9 @@ class LedgerEditor:
             return
         unread = range_between(index, ledger.end_sequence + 1, wanted[-1][1], UNREAD)
         if unread and (pieces := unread.within(wanted, index)):
-            skipped = unread._replace(state=AVAILABLE, available_at=0)
+            passed_over = unread._replace(state=AVAILABLE, available_at=0)
             for first, last in _gaps(unread.first, pieces, pieces[-1].last):
-                self.add(skipped.slice(first, last, index), unread)
+                self.add(passed_over.slice(first, last, index), unread)
             yield from pieces
 
     def add(self, piece: Range, before: Range, event: str = "", *, of_lease: bool = False) -> None:
@@ -273,8 +273,8 @@ def _with_span(piece: Range, span: _Span) -> Range:
     return piece.at(*span)
 
 
-def _join(one: _Span, other: _Span) -> _Span:
-    return min(one[0], other[0]), max(one[1], other[1]), one[2] + other[2]
+def _join(span: _Span, other: _Span) -> _Span:
+    return min(span[0], other[0]), max(span[1], other[1]), span[2] + other[2]
 
 
 def _all_but(rows: Iterable[int], length: int) -> pa.Array:

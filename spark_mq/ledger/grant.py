@@ -105,21 +105,21 @@ def grant_pieces(
 
     The times are the instant of the lease, and until when a message must be due.
     """
-    editor, pieces, passed = LedgerEditor(ledger), walk.taken, walk.selection.skipped
+    editor, pieces, skipped = LedgerEditor(ledger), walk.taken, walk.selection.skipped
     lost = set(claims_on_lanes(ledger, index, walk.lanes)) if walk.lanes else set[int]()
-    rows = sorted({*lost, *(one.row for one in (*pieces, *passed) if one.row is not None)})
+    rows = sorted({*lost, *(piece.row for piece in (*pieces, *skipped) if piece.row is not None)})
     ranges = dict(zip(rows, editor.remove(rows), strict=True)) if rows else {}
     taken = [_range_of(piece, ranges) for piece in pieces]
     by_row: dict[int | None, list[Interval]] = {}
     for piece, r in zip(pieces, taken, strict=True):
         by_row.setdefault(piece.row, []).append((r.first, r.last))
-    for piece in passed:
+    for piece in skipped:
         by_row.setdefault(piece.row, []).append((piece.first, piece.last))
         before = _range_of(piece, ranges)
         editor.add(before.as_settled(), before, piece.event)
     unread = by_row.pop(None, [])
     if unread:
-        _add_skipped(editor, index, times, unread, walk.reach, rules=rules)
+        _add_passed_over(editor, index, times, unread, walk.reach, rules=rules)
     for row, r in ranges.items():
         if by_row.get(row) == [(r.first, r.last)]:
             continue  # all of it is taken
@@ -138,10 +138,10 @@ def grant_pieces(
     granted = tuple(leased(r, times[0], request, size) for r in taken)
     for before, r in zip(taken, granted, strict=True):
         editor.add(r, before, "leased")
-    skipped = dict[str, int]()
-    for piece in passed:
-        skipped[piece.event] = skipped.get(piece.event, 0) + piece.messages
-    return editor.build(), Grant(granted, skipped=skipped)
+    by_event = dict[str, int]()
+    for piece in skipped:
+        by_event[piece.event] = by_event.get(piece.event, 0) + piece.messages
+    return editor.build(), Grant(granted, skipped=by_event)
 
 
 def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
@@ -161,7 +161,7 @@ def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
     )
 
 
-def _add_skipped(
+def _add_passed_over(
     editor: LedgerEditor,
     index: MessageIndex,
     times: tuple[int, int],
@@ -179,22 +179,24 @@ def _add_skipped(
         return  # nothing is passed over
     timed = index.has_times(begin, end)
     others = subtract(index.for_others(begin, end, editor.ledger.head.group), taken)
-    for r in filter(None, (range_between(index, *one, UNREAD) for one in others)):
+    for r in filter(None, (range_between(index, *interval, UNREAD) for interval in others)):
         editor.add(r.as_settled(), r, OTHER_GROUP)
     for first, last in subtract([(begin, end)], [*taken, *others]):
-        skipped = range_between(index, first, last, UNREAD)
-        if skipped is None:
+        passed_over = range_between(index, first, last, UNREAD)
+        if passed_over is None:
             continue
-        for piece in _scheduled(skipped, index, *times) if timed else (_as_skipped(skipped),):
-            add_scheduled(editor, piece, skipped, rules)
+        for piece in (
+            _scheduled(passed_over, index, *times) if timed else (_as_passed_over(passed_over),)
+        ):
+            add_scheduled(editor, piece, passed_over, rules)
 
 
 def _scheduled(r: Range, index: MessageIndex, now: int, cutoff: int) -> Iterable[Range]:
-    """Yield skipped messages as available, due already or later, or as expired."""
-    found = split_by_time(r, index, now, cutoff)
-    for due in found.due:
-        yield _as_skipped(due)
-    yield from (*found.later, *found.expired)
+    """Yield messages as available, due already or later, or as expired."""
+    split = split_by_time(r, index, now, cutoff)
+    for due in split.due:
+        yield _as_passed_over(due)
+    yield from (*split.later, *split.expired)
 
 
 def _with_leases_without_fresh(
@@ -216,5 +218,5 @@ def _range_of(piece: SelectedPiece, ranges: Mapping[int, Range]) -> Range:
     return r.at(piece.first, piece.last, piece.messages)
 
 
-def _as_skipped(r: Range) -> Range:
+def _as_passed_over(r: Range) -> Range:
     return r._replace(state=AVAILABLE, available_at=0)

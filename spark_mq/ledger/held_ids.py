@@ -43,14 +43,14 @@ def held_ids(
     until the last group has settled it, or with UNTIL_LEASED until the first group has leased or
     settled it.
     """
-    wanted = sorted(one for one in sequences if one > horizon)
+    wanted = sorted(sequence for sequence in sequences if sequence > horizon)
     if not groups:
         return Held(horizon, set(wanted))
     starts = [ledger.head.start_sequence for ledger, _ in groups]
-    found = [_held_in(ledger, index, wanted, now, until) for ledger, index in groups]
+    held = [_held_in(ledger, index, wanted, now, until) for ledger, index in groups]
     if until == UNTIL_LEASED:
-        return Held(max(horizon, *starts), set.intersection(*found))
-    return Held(max(horizon, min(starts)), set.union(*found))
+        return Held(max(horizon, *starts), set.intersection(*held))
+    return Held(max(horizon, min(starts)), set.union(*held))
 
 
 def _held_in(

@@ -49,8 +49,8 @@ class SequenceRange(Sequence[int]):
     def __getitem__(self, at: slice) -> SequenceRange: ...
 
     def __getitem__(self, at: int | slice) -> int | SequenceRange:
-        found = self._range[at]
-        return SequenceRange(found) if isinstance(found, range) else found
+        part = self._range[at]
+        return SequenceRange(part) if isinstance(part, range) else part
 
     def __contains__(self, value: object) -> bool:
         return value in self._range

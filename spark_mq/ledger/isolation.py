@@ -135,8 +135,8 @@ def estimate_isolation(ledger: Ledger, rules: GroupSettings) -> Isolation:
     total = NOTHING_ISOLATED
     for head in heads:
         if not is_retried_whole(head.delivery_count, attempts):
-            found = _isolation_of(ledger, head, limit, attempts or ASSUMED_ATTEMPTS)
-            total = Isolation(total.suspects + found.suspects, total.leases + found.leases)
+            pieces = _isolation_of(ledger, head, limit, attempts or ASSUMED_ATTEMPTS)
+            total = Isolation(total.suspects + pieces.suspects, total.leases + pieces.leases)
     return total
 
 

@@ -148,40 +148,40 @@ class LaneBacklog:
 
     def priorities(self) -> list[PriorityStats]:
         """Return the priorities that have messages, the highest first."""
-        found, width = list[PriorityStats](), self.layout.width
+        stats, width = list[PriorityStats](), self.layout.width
         for priority in range(MAX_PRIORITY, -1, -1):
             start = self.layout.number(priority, 0 if self.layout.lanes else None)
             counts = {state: sum(n[start : start + width]) for state, n in self.counts.items()}
             if any(counts.values()):
                 own = (n for n in range(start, start + width) if n in self._firsts)
                 firsts = tuple(self._firsts[n] for n in own)
-                found.append(PriorityStats(priority, counts, firsts))
-        return found
+                stats.append(PriorityStats(priority, counts, firsts))
+        return stats
 
     def lanes(self) -> list[LaneStats]:
         """Return the lanes that have messages, in order. The last one is that without a key."""
         width = self.layout.width
         tallies = list(self.counts.items())
-        every = (self._lane(at, {state: sum(n[at::width]) for state, n in tallies})
+        lanes = (self._lane(at, {state: sum(n[at::width]) for state, n in tallies})
                  for at in range(width))  # fmt: skip
-        return [one for one in every if any(one.counts.values())]
+        return [lane for lane in lanes if any(lane.counts.values())]
 
     def _lane(self, at: int, counts: dict[str, int]) -> LaneStats:
         lane = self.layout.lane_of(at)
         numbers = range(at, self.layout.width * (MAX_PRIORITY + 1), self.layout.width)
         heads = [(n, self._heads[n]) for n in numbers if n in self._heads]
-        head = min((one.first for _, one in heads), default=-1)
+        head = min((piece.first for _, piece in heads), default=-1)
         if lane is None or not self.ordered:
             full = lane is not None and self._limit is not None and counts[LEASED] >= self._limit
             later = counts[READY] if full else 0
             return LaneStats(lane, counts, head, later, Holder.LIMIT if later else Holder.NOTHING)
         if at in self._leased:
             return self._held(lane, counts, head, counts[READY], self._leased[at])
-        closed = [(n, one) for n, one in heads if one.state != READY]
+        closed = [(n, piece) for n, piece in heads if piece.state != READY]
         if not closed:
             return LaneStats(lane, counts, head)
         later = sum(self.counts[READY][n] for n, _ in closed)
-        first = min((one for _, one in closed), key=attrgetter("first"))
+        first = min((piece for _, piece in closed), key=attrgetter("first"))
         return self._held(lane, counts, head, later, first)
 
     def _held(
@@ -210,8 +210,8 @@ class LaneBacklog:
     @cached_property
     def _ranges(self) -> dict[int, Range]:
         """Return the ranges of all heads, read in one pass."""
-        every = (*self._heads.values(), *self._leased.values())
-        rows = sorted({one.row for one in every if one.row is not None})
+        pieces = (*self._heads.values(), *self._leased.values())
+        rows = sorted({piece.row for piece in pieces if piece.row is not None})
         return dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
 
 

@@ -57,7 +57,7 @@ class _Level:
     slots: int
     head: Head | None
     rows: list[int]  # that a lease takes, from its head on
-    alone: bool  # whether no other message is due
+    covers_all_due: bool
     mixes: bool  # whether a lease may hold its messages together with other priorities
 
 
@@ -84,7 +84,7 @@ class LaneSelector:
         self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
         # A stream has one lease at a time. Who names messages has chosen.
         self._minds_others = request.reserved_attempts == 0 and request.intervals is None
-        self._is_alone = (
+        self._must_wait = (
             self._minds_others
             and LEASED in ledger.states
             and holds_last_attempt(ledger, request.worker_id, self._attempts)
@@ -144,7 +144,7 @@ class LaneSelector:
 
     def nothing(self, blocked: str) -> Grant:
         """Return a grant without messages, and with a reason if only the owner can help."""
-        if self._is_alone and (self._reads or self._due.count):
+        if self._must_wait and (self._reads or self._due.count):
             return Grant((), f"{LAST_ATTEMPT}: {_ALONE}", blocked_for_now=True)
         if self._ordered:
             later = (AVAILABLE,), ("available_at", ">", self._now)
@@ -164,7 +164,7 @@ class LaneSelector:
         With `undelivered_first`, it is only the turn of messages that were never delivered, or of
         suspects if there are none.
         """
-        if self._is_alone:
+        if self._must_wait:
             return None
         available = None if self._all_are_available else self._find_available()
         passes_over, above = False, None
@@ -183,7 +183,7 @@ class LaneSelector:
                 self._walk.take(level.slots, rows, reads=self._reads, all_lanes=False)
             else:
                 passes_over |= self._take(level)
-            if self._is_alone:
+            if self._must_wait:
                 return None
             above = level
         if not (self._walk.taken or self._walk.selection.skipped):
@@ -200,25 +200,25 @@ class LaneSelector:
 
     def _find_available(self) -> dict[int, int]:
         """Return the due rows that a lease could begin with, and their available slots."""
-        found, is_open = dict[int, int](), self._walk.all_open
+        available, is_open = dict[int, int](), self._walk.all_open
         due = set(self._due.rows())
         if not due:
-            return found
+            return available
         no_lane = self._index.layout.without_lane
         for row, slots in self._candidates.with_slots(sorted(due)):
             if not is_open:
                 break
             if row in due and (open_slots := self._candidates.open_in(row, slots, is_open)):
-                found[row] = open_slots
+                available[row] = open_slots
             if self._ordered:
                 is_open &= ~slots | no_lane
-        return found
+        return available
 
     def _leaves(self, level: _Level) -> bool:
         """Return whether a lease with messages leaves some of a priority to other leases."""
         if not self._walk.taken:
             return False
-        if not (level.mixes and level.alone):
+        if not (level.mixes and level.covers_all_due):
             return True
         return isinstance(self._walk, OrderedWalk) and self._walk.leaves(
             level.slots, level.rows, reads=self._reads
@@ -228,7 +228,7 @@ class LaneSelector:
         slots, rows = self._walk.all_open, None
         if available is not None:
             slots = self._index.layout.of_priority(priority)
-            rows = {row for row, found in available.items() if found & slots}
+            rows = {row for row, open_slots in available.items() if open_slots & slots}
         head = self._due.head(rows) if self._due.count else None
         if head is None:
             return _Level(slots, None, [], True, not self._due.written)
@@ -243,20 +243,20 @@ class LaneSelector:
         if level.head is None:
             self._walk.take(level.slots, [], reads=self._reads, all_lanes=False)
             return False
-        isolates, skipped = self._due.is_isolation(level.head), list[int]()
+        isolates, undelivered = self._due.is_isolation(level.head), list[int]()
         isolates = isolates and self._request.intervals is None  # the caller has chosen
         if isolates and not self._walk.alike:  # else no lease skips unread messages
-            skipped = self._due.undelivered()
-        isolates = isolates and (self._reads or bool(skipped))
+            undelivered = self._due.undelivered()
+        isolates = isolates and (self._reads or bool(undelivered))
         if isolates and self._ledger.head.leases_without_fresh >= MAX_LEASES_WITHOUT_FRESH:
-            self._walk.take(level.slots, skipped, reads=self._reads, all_lanes=False)
+            self._walk.take(level.slots, undelivered, reads=self._reads, all_lanes=False)
             if self._walk.taken:
-                level.alone = False  # the head is left for a later lease
+                level.covers_all_due = False  # the head is left for a later lease
                 return False
         if level.head.kind == AcquireKind.SUSPECT:
             self._isolate(level.head, level)
         else:
-            reads = self._reads and level.head.kind == AcquireKind.REST and level.alone
+            reads = self._reads and level.head.kind == AcquireKind.REST and level.covers_all_due
             reads = reads and self._due.reads_after(level.head)
             self._walk.take(level.slots, level.rows, reads=reads, all_lanes=False)
         return isolates
@@ -266,8 +266,8 @@ class LaneSelector:
         r, budget = self._ledger.range_at(head.row), self._budget
         if self._minds_others and is_last_attempt(r, self._attempts):
             # So that it does not wait for ever, its worker gets nothing until it holds nothing.
-            self._is_alone = holds_leases(self._ledger, self._request.worker_id)
-            if self._is_alone:
+            self._must_wait = holds_leases(self._ledger, self._request.worker_id)
+            if self._must_wait:
                 return
         attempts = self._attempts or ASSUMED_ATTEMPTS
         budget.messages = isolation_size(

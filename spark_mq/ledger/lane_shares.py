@@ -118,7 +118,7 @@ class LaneShares:
             given = {slot: self.left(slot) for slot in self._portions}
             yield sum(1 << slot for slot in given)
             rest = {slot: self.left(slot) for slot in given}
-            if budget.cut and rest == given:
+            if budget.out_of_bytes and rest == given:
                 self.fair_time = before
             # The others have no more messages, or are at their limit.
             due &= ~sum(1 << slot for slot, some in rest.items() if some)

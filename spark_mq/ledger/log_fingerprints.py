@@ -35,11 +35,11 @@ def with_fingerprint(ledger: Ledger, index: MessageIndex) -> Ledger:
 
 
 def _thinned(fingerprints: Sequence[LogFingerprint]) -> tuple[LogFingerprint, ...]:
-    """Drop one if there are too many, so that the distances between old ones grow."""
+    """Drop a fingerprint if there are too many, so that the distances between old ones grow."""
     kept = list(fingerprints)
     if len(kept) > _MAX_FINGERPRINTS:
         # Sequences, not versions. One commit may have many files.
-        firsts = [one.first for one in kept]
+        firsts = [mark.first for mark in kept]
         newest = firsts[-1]
 
         def density(at: int) -> float:
@@ -54,7 +54,7 @@ def agreed_up_to(ledger: Ledger, index: MessageIndex) -> int | None:
     fingerprints, reached = ledger.head.log_fingerprints, index.last_sequence
     if not fingerprints or index.may_have(*fingerprints[-1]):
         return None if ledger.end_sequence <= reached else reached
-    known = [one for one in fingerprints if index.may_have(*one)]
+    known = [mark for mark in fingerprints if index.may_have(*mark)]
     if not known:
         return -1
     file = index.last_file_from(known[-1].first)
@@ -80,7 +80,8 @@ def forget(
         head = replace(head, start_sequence=first - 1, settled_count=below)
     whole = [(first, last)]
     skipped = tuple(subtract(head.skipped_intervals, whole))
-    fingerprints = tuple(one for one in head.log_fingerprints if not first <= one.first <= last)
+    marks = head.log_fingerprints
+    fingerprints = tuple(mark for mark in marks if not first <= mark.first <= last)
     editor.head = replace(head, skipped_intervals=skipped, log_fingerprints=fingerprints)
     end = min(last, ledger.end_sequence)
     editor.record_event(REWOUND, Range(first, end, UNREAD, total))

@@ -34,23 +34,23 @@ class Filters(Kind):
         given = self._from_text(name, value) if isinstance(value, str) else value
         if not isinstance(given, Mapping) or not given:
             raise self._invalid(name, value)
-        found = dict[str, Any]()
-        for one in given:
-            if one == KEY_PREFIX:
-                found[one] = self._texts(name, value, given[one])
-            elif one == HEADER and isinstance(given[one], Mapping) and given[one]:
-                texts = {key: self._texts(name, value, given[one][key]) for key in given[one]}
+        checked = dict[str, Any]()
+        for condition, wanted in given.items():
+            if condition == KEY_PREFIX:
+                checked[KEY_PREFIX] = self._texts(name, value, wanted)
+            elif condition == HEADER and isinstance(wanted, Mapping) and wanted:
+                texts = {key: self._texts(name, value, wanted[key]) for key in wanted}
                 if not all(key and self._is_text(key) for key in texts):
                     raise self._invalid(name, value)
-                found[one] = dict(sorted(texts.items()))
+                checked[HEADER] = dict(sorted(texts.items()))
             else:
-                raise self._invalid(name, value, one)
-        if "" in found.get(KEY_PREFIX, ()):
+                raise self._invalid(name, value, condition)
+        if "" in checked.get(KEY_PREFIX, ()):
             raise invalid(name, value, "has an empty key_prefix: leave it out")
-        headers = found.get(HEADER, {})
-        if len(found.get(KEY_PREFIX, ())) + sum(map(len, headers.values())) > self.most:
+        headers = checked.get(HEADER, {})
+        if len(checked.get(KEY_PREFIX, ())) + sum(map(len, headers.values())) > self.most:
             raise self._invalid(name, value)
-        return dict(sorted(found.items()))
+        return dict(sorted(checked.items()))
 
     def _texts(self, name: str, value: Any, given: Any) -> list[str]:
         texts = [given] if isinstance(given, str) else given
@@ -59,11 +59,11 @@ class Filters(Kind):
             raise self._invalid(name, value)
         return sorted(set(texts))
 
-    def _is_text(self, one: Any) -> bool:
+    def _is_text(self, value: Any) -> bool:
         """Return whether a value is a text that a message could have."""
-        if not isinstance(one, str) or len(one) > self.longest:
+        if not isinstance(value, str) or len(value) > self.longest:
             return False
-        return not any("\ud800" <= char <= "\udfff" for char in one)  # no UTF-8 has these
+        return not any("\ud800" <= char <= "\udfff" for char in value)  # no UTF-8 has these
 
     def _from_text(self, name: str, text: str) -> Any:
         """Return the conditions that a person typed, also as JSON."""
@@ -99,11 +99,11 @@ class Filters(Kind):
 
     def show(self, value: Mapping[str, Any]) -> str:
         """Return the conditions as a person would type them."""
-        pairs = [(KEY_PREFIX, one) for one in value.get(KEY_PREFIX, ())]
+        pairs = [(KEY_PREFIX, prefix) for prefix in value.get(KEY_PREFIX, ())]
         for header, wanted in value.get(HEADER, {}).items():
-            pairs += [(f"{HEADER}.{header}", one) for one in wanted]
+            pairs += [(f"{HEADER}.{header}", text) for text in wanted]
         text = ", ".join(f"{condition}={wanted}" for condition, wanted in pairs)
-        plain = not any("=" in one or one != one.strip() for one, _ in pairs) and not any(
+        plain = not any("=" in name or name != name.strip() for name, _ in pairs) and not any(
             "," in text or text != text.strip() for pair in pairs for text in pair
         )
         return text if plain else json.dumps(dict(value))

@@ -253,7 +253,7 @@ class Expire(Command[int]):
     def apply(self, view: View) -> Change[int]:
         after = expire_leases(view.ledger, view.now, view.settings)
         after = settle_expired_unread(after, view.log, view.now, view.settings)
-        before, left = (one.count((LEASED,)) for one in (view.ledger, after))
+        before, left = view.ledger.count((LEASED,)), after.count((LEASED,))
         return Change(after, before - left, {"operation": self.name, "messages": before - left})
 
 

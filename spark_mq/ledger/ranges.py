@@ -399,8 +399,8 @@ class Ledger:
         if self.rows is None:
             mask = self._mask(states, conditions)
             return cast(int | None, pc.min(self._column(name).filter(mask)).as_py())
-        found = self.ranges_at(self.find(states, *conditions))
-        values = (getattr(r, name) for r in found)
+        ranges = self.ranges_at(self.find(states, *conditions))
+        values = (getattr(r, name) for r in ranges)
         return min((value for value in values if value is not None), default=None)
 
     def distinct(self, name: str, states: Sequence[str]) -> set[Any]:

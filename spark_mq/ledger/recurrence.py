@@ -71,8 +71,8 @@ class Recurrence:
         """Return the last instant after one and not later than another, or None."""
         near = max(after, self._near(until))
         last = None
-        for one in takewhile(lambda one: one <= until, self.after(near)):
-            last = one
+        for instant in takewhile(lambda instant: instant <= until, self.after(near)):
+            last = instant
         return last
 
     def _every_after(self, instant: int) -> Iterator[int]:
@@ -93,7 +93,7 @@ class Recurrence:
             return until - self.every
         # Where clocks go back, a walk backwards may miss instants, so it only gives the start.
         earlier = _walk(self._simulation(until + SECOND, reverse=True))
-        return next((found - 1 for found in earlier if found <= until), -1)
+        return next((instant - 1 for instant in earlier if instant <= until), -1)
 
     def _simulation(self, start: int, *, reverse: bool = False) -> CronSim:
         from cronsim import CronSim
@@ -105,10 +105,10 @@ class Recurrence:
 def _walk(simulation: CronSim) -> Iterator[int]:
     while True:
         try:
-            found: datetime = next(simulation)
+            instant: datetime = next(simulation)
         except (StopIteration, OverflowError, ValueError):  # no match, or beyond year 9999
             return
-        yield to_micros(found)
+        yield to_micros(instant)
 
 
 def due_instants(rule: Recurrence, catch_up: str, done: int, now: int, most: int) -> list[int]:
@@ -122,7 +122,7 @@ def due_instants(rule: Recurrence, catch_up: str, done: int, now: int, most: int
         return [] if last is None else [last]
     if catch_up == "none":
         done = max(done, now - GRACE - 1)
-    return list(islice(takewhile(lambda one: one <= now, rule.after(done)), most))
+    return list(islice(takewhile(lambda instant: instant <= now, rule.after(done)), most))
 
 
 def jitter_of(name: str, instant: int, jitter: int) -> int:

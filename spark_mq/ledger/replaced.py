@@ -29,7 +29,7 @@ _TEXT: Final = re.compile(f"{_INTERVAL}(,{_INTERVAL})*")
 def encode_replaced(sequences: Iterable[int]) -> str:
     """Return sequences as text, such as ``7+2,4`` for 7 to 9 and 13."""
     parts, before = list[str](), 0
-    for first, last in normalise((one, one) for one in sequences):
+    for first, last in normalise((sequence, sequence) for sequence in sequences):
         more = f"+{last - first}" if last > first else ""
         parts.append(f"{first - before}{more}")
         before = last

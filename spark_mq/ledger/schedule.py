@@ -173,11 +173,11 @@ def settle_expired_unread(
     while first is not None and index.has_times(first, first):
         last = index.file_at(first).last
         unread = Range(first, last, UNREAD, last - first + 1)
-        found = split_by_time(unread, index, now, now)
-        for r in (*found.later, *found.expired):
-            if not found.due or r.last < found.due[0].first:
+        split = split_by_time(unread, index, now, now)
+        for r in (*split.later, *split.expired):
+            if not split.due or r.last < split.due[0].first:
                 add_scheduled(editor, r, unread, rules)
-        first = None if found.due else index.first_at_or_after(last + 1)
+        first = None if split.due else index.first_at_or_after(last + 1)
     return editor.build()
 
 
@@ -202,7 +202,9 @@ def settle_expired_held(
         late += [r] if r.state == LEASED else []
         for piece in ended:
             add_scheduled(editor, piece, r, rules)
-        for first, last in subtract([(r.first, r.last)], [(one.first, one.last) for one in ended]):
+        for first, last in subtract(
+            [(r.first, r.last)], [(part.first, part.last) for part in ended]
+        ):
             editor.add(r.slice(first, last, index), r)
     record_expired_leases(editor, late, rules)
     return editor.build()

@@ -231,7 +231,7 @@ class GroupSettings(Settings):
         return min((max(1, limit) for limit in limits if limit is not None), default=None)
 
     def _unknown(self, name: str, value: Any) -> InvalidOption:
-        known = [name for name, one in settings_of(GroupSettings).items() if one.argument]
+        known = [name for name, of in settings_of(GroupSettings).items() if of.argument]
         if name in settings_of(QueueSettings):
             command = shell_command("queue", "configure", "PATH")
             text = f"{name!r} is a setting of the queue: use queue.configure or {command}. A group "
@@ -379,7 +379,9 @@ class QueueSettings(Settings):
     def default_times(self, now: int) -> dict[str, int]:
         """Return the deliver_at and expires_at that a publish at `now` gets by default, if any."""
         after = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
-        return {name: now + one // MICROSECOND for name, one in after.items() if one is not None}
+        return {
+            name: now + delay // MICROSECOND for name, delay in after.items() if delay is not None
+        }
 
     def to_json(self) -> str:
         data = {"format": self.FORMAT, "format_version": self.VERSION, **self.encoded()}

@@ -250,8 +250,8 @@ class _Settling(LeaseWalker):
             record_expired_leases(editor, self._expired, self.rules)
         elif self._failed is not None:
             first = self._failed.first
-            found = after.ranges_at(list(after.overlapping(first, first)))
-            failed = self._failed._replace(state=found[0].state if found else SETTLED)
+            after_it = after.ranges_at(list(after.overlapping(first, first)))
+            failed = self._failed._replace(state=after_it[0].state if after_it else SETTLED)
             record_failure(editor, failed, self.part.error, self.now, self.rules)
         return editor.build()
 

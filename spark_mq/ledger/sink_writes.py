@@ -37,7 +37,7 @@ class SinkWrite(NamedTuple):
 
 def parse_writes(text: str | None) -> tuple[SinkWrite, ...]:
     """Return the writes that ``Range.sink_writes`` has, oldest first."""
-    pairs = (one.split(":") for one in (text or "").split())
+    pairs = (write.split(":") for write in (text or "").split())
     return tuple(SinkWrite(int(writer), int(number)) for writer, number in pairs)
 
 
@@ -53,8 +53,8 @@ def without_last_write(r: Range) -> str | None:
 
 def next_write(ledger: Ledger, now: int) -> SinkWrite:
     """Return the write of the next lease."""
-    found = ledger.distinct("sink_writes", UNSETTLED) - {None}
-    used = {write.writer for text in found for write in parse_writes(text)}
+    texts = ledger.distinct("sink_writes", UNSETTLED) - {None}
+    used = {write.writer for text in texts for write in parse_writes(text)}
     writer = next(n for n in range(len(used) + 1) if n not in used)
     # The time, so that a group which was dropped and made again does not repeat a number.
     return SinkWrite(writer, max(now, ledger.head.last_sink_write + 1))

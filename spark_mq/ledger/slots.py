@@ -92,12 +92,12 @@ class SlotLayout:
         return (1 << end) - (1 << first)
 
     def priorities_in(self, slots: int) -> int:
-        found, whole = 0, (1 << self.width) - 1
+        priorities, whole = 0, (1 << self.width) - 1
         for priority in range(MAX_PRIORITY, -1, -1):
             if slots & whole:
-                found |= 1 << priority
+                priorities |= 1 << priority
             slots >>= self.width
-        return found
+        return priorities
 
 
 def lowest_of(numbers: int, most: int) -> int:
@@ -193,10 +193,10 @@ def encode_slots(lanes: int, runs: Iterable[tuple[int, int]]) -> str:
     >>> encode_slots(64, [(585, 10), (586, 12), (649, 3)])
     '64|585 1 63|10 12 3'
     """
-    found = list(runs)
-    numbers = [number for number, _ in found]
+    known = list(runs)
+    numbers = [number for number, _ in known]
     steps = [after - before for before, after in pairwise((0, *numbers))]
-    return f"{lanes}|{_joined(steps)}|{_joined(rows for _, rows in found)}"
+    return f"{lanes}|{_joined(steps)}|{_joined(rows for _, rows in known)}"
 
 
 def _joined(numbers: Iterable[int]) -> str:
@@ -220,8 +220,8 @@ def priorities_of(text: str) -> int:
     lowest = layout.number(0, 0) if layout.lanes else layout.number(0, None)
     if "-" not in steps and int(steps.partition(" ")[0]) >= lowest:
         return 0  # sorted, so the first slot is the least
-    found = layout.priorities_in(decode_slots(text).mask)
-    return 0 if found == 1 else found
+    priorities = layout.priorities_in(decode_slots(text).mask)
+    return 0 if priorities == 1 else priorities
 
 
 def valid_slots(text: object, layout: SlotLayout, rows: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cache
@@ -102,7 +102,7 @@ class GroupFacts:
     @property
     def first_unsettled(self) -> int | None:
         # The lowest range of a ledger is never settled.
-        return min((one.first for one in self.sums.values() if one.first is not None), default=None)
+        return min(_known(state.first for state in self.sums.values()), default=None)
 
     @property
     def oldest_since(self) -> int | None:
@@ -110,6 +110,10 @@ class GroupFacts:
             return self.oldest_due_at
         first = self.first_unsettled
         return None if first is None else self.index.file_at(first).committed_at
+
+
+def _known(values: Iterable[int | None]) -> Iterator[int]:
+    return (value for value in values if value is not None)
 
 
 def with_unread(
@@ -122,18 +126,18 @@ def with_unread(
     group: str,
 ) -> dict[str, StateSum]:
     """Return the sums of a ledger together with the unread messages that follow it."""
-    found = dict(sums)
-    reach = max([start, *(one.last for one in sums.values() if one.last is not None)])
+    with_unread = dict(sums)
+    reach = max([start, *_known(state.last for state in sums.values())])
     for piece in walk_unread(index, reach + 1, now, rules, group):
         if piece.state == SETTLED and not piece.expired:
             continue
         count = index.count(piece.first, piece.last)
         state = EXPIRED if piece.expired and piece.state != DEAD else piece.state
         for name in (READY, UNREAD) if state == READY else (state,):
-            own = found.get(name, _NOTHING)
+            own = with_unread.get(name, _NOTHING)
             first = piece.first if own.first is None else own.first
-            found[name] = own._replace(messages=own.messages + count, first=first)
-    return found
+            with_unread[name] = own._replace(messages=own.messages + count, first=first)
+    return with_unread
 
 
 def age_at(instant: int | None, now: int) -> timedelta | None:
@@ -188,17 +192,19 @@ def figures_of(owner: type[Any]) -> Mapping[str, Figure]:
 
 @cache
 def _figures(owner: Any) -> Mapping[str, Figure]:
-    return {one.name: one.metadata["figure"] for one in fields(owner) if "figure" in one.metadata}
+    figures = ((field.name, field.metadata.get("figure")) for field in fields(owner))
+    return {name: figure for name, figure in figures if figure is not None}
 
 
 def state_figures(owner: type[Any]) -> list[str]:
     """Return the figures that count messages by state, which together are all unsettled ones."""
-    return [name for name, one in figures_of(owner).items() if one.metric is MESSAGES]
+    return [name for name, figure in figures_of(owner).items() if figure.metric is MESSAGES]
 
 
 def documented(owner: type[_T]) -> type[_T]:
     """Describe the figures of a dataclass in its docstring."""
-    return with_attributes(owner, {name: one.doc for name, one in figures_of(owner).items()})
+    docs = {name: figure.doc for name, figure in figures_of(owner).items()}
+    return with_attributes(owner, docs)
 
 
 @documented
@@ -317,7 +323,7 @@ class GroupStats(Record):
         fact="Oldest lease",
     )
     ledger_ranges: int = figure(
-        lambda facts: sum(one.ranges for one in facts.sums.values()),
+        lambda facts: sum(state.ranges for state in facts.sums.values()),
         "Ranges in the ledger.",
         "ranges",
         metric=_RANGES,
@@ -356,7 +362,7 @@ class GroupStats(Record):
 
     @classmethod
     def of(cls, facts: GroupFacts) -> Self:
-        return cls(**{name: one.fold(facts) for name, one in figures_of(cls).items()})
+        return cls(**{name: figure.fold(facts) for name, figure in figures_of(cls).items()})
 
     @property
     def isolation(self) -> str:

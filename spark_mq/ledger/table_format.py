@@ -9,9 +9,9 @@ from spark_mq.errors import UnsupportedTable
 __all__ = ["wrong_format"]
 
 
-def wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
+def wrong_format(actual: Any, known: int, path: str | None) -> UnsupportedTable:
     """Return the error for a queue of another format."""
-    older = isinstance(found, int) and found < known
+    older = isinstance(actual, int) and actual < known
     fix = (
         "create a new queue with this version and publish its messages there; read the old queue "
         "with the version that created it"
@@ -20,7 +20,7 @@ def wrong_format(found: Any, known: int, path: str | None) -> UnsupportedTable:
     )
     place = f"the queue at {path}" if path else "the queue"
     return UnsupportedTable(
-        f"{place} has format {found!r}, and this version of spark_mq reads {known}: {fix}",
+        f"{place} has format {actual!r}, and this version of spark_mq reads {known}: {fix}",
         path=path,
         features=[],
     )

@@ -56,19 +56,20 @@ def expire_leases(
     ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()
 ) -> Ledger:
     """Expire leases not in `keep`, and apply limits. Return `ledger` itself if nothing changed."""
-    found: list[int] = []
+    rows: list[int] = []
     if LEASED in ledger.states:
         late: Condition = ("expires_at", "<", now - rules.clock_skew // MICROSECOND)
-        if found := ledger.find((LEASED,), late):
-            ledger = without_lone_blame(ledger, found)
-            found = ledger.find((LEASED,), late)
+        if rows := ledger.find((LEASED,), late):
+            ledger = without_lone_blame(ledger, rows)
+            rows = ledger.find((LEASED,), late)
     if AVAILABLE in ledger.states:
-        found += _exhausted_rows(ledger, rules)
+        rows += _exhausted_rows(ledger, rules)
     if BLOCKED in ledger.states and rules.on_max_deliveries != "block":
-        found += ledger.find((BLOCKED,))
-    if not found:
+        rows += ledger.find((BLOCKED,))
+    if not rows:
         return ledger
-    kept, rows = set(keep), sorted(found)
+    kept = set(keep)
+    rows.sort()
     editor = LedgerEditor(ledger)
     leased: list[Range] = []
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):

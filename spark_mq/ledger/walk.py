@@ -111,12 +111,14 @@ def _split(
     r: Range, index: MessageIndex, now: int, row: int | None, rules: GroupSettings
 ) -> Iterator[Piece]:
     """Split a range that is unread or due, by the times of its messages."""
-    found = split_by_time(r, index, now, now)
-    pieces = [Piece(READY, one.first, one.last, row) for one in found.due]
-    pieces += [Piece(DELAYED, one.first, one.last, row, one.available_at) for one in found.later]
+    split = split_by_time(r, index, now, now)
+    pieces = [Piece(READY, part.first, part.last, row) for part in split.due]
+    pieces += [
+        Piece(DELAYED, part.first, part.last, row, part.available_at) for part in split.later
+    ]
     ended = str(expire(r, rules).state)
-    pieces += [Piece(ended, one.first, one.last, row, expired=True) for one in found.expired]
-    yield from sorted(pieces, key=lambda one: one.first)
+    pieces += [Piece(ended, part.first, part.last, row, expired=True) for part in split.expired]
+    yield from sorted(pieces, key=lambda part: part.first)
 
 
 def range_of(piece: Piece, ledger: Ledger, index: MessageIndex) -> Range:
@@ -155,20 +157,20 @@ def _of_file(file: DataFile, first: int, rows: int) -> Iterator[tuple[int, int]]
 
 def oldest_due(ledger: Ledger, index: MessageIndex, now: int) -> int | None:
     """Return since when the oldest unsettled message is due, or None if none is due."""
-    found: int | None = None
+    oldest: int | None = None
     for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):
         if piece.state == SETTLED or (piece.state == DELAYED and piece.unread):
             continue
         for part in index.slices(piece.first, piece.last):
-            if found is not None and part.committed_at >= found:
-                return found  # those that follow were published later
+            if oldest is not None and part.committed_at >= oldest:
+                return oldest  # those that follow were published later
             file = index.file_at(part.first)
-            before = now + 1 if found is None else found
+            before = now + 1 if oldest is None else oldest
             if file.times is not None and file.times.due_from >= before:
                 continue
             times = (at for _, at in _of_file(file, part.first, part.rows))
-            found = min((at for at in times if at < before), default=found)
-    return found
+            oldest = min((at for at in times if at < before), default=oldest)
+    return oldest
 
 
 LATE: Final = "late"  # leased, and past the deadline
@@ -204,7 +206,7 @@ class StateSum(NamedTuple):
             self.messages + other.messages,
             self.ranges + other.ranges,
             _least(self.first, other.first),
-            max((one for one in (self.last, other.last) if one is not None), default=None),
+            max((last for last in (self.last, other.last) if last is not None), default=None),
             _least(self.leased_at, other.leased_at),
             _least(self.expires_at, other.expires_at),
             _least(self.available_at, other.available_at),
@@ -214,7 +216,7 @@ class StateSum(NamedTuple):
 
 
 def _least(*given: int | None) -> int | None:
-    return min((one for one in given if one is not None), default=None)
+    return min((value for value in given if value is not None), default=None)
 
 
 def sum_states(
@@ -230,27 +232,27 @@ def sum_states(
     columns["group"] = groups
     sums = pa.table(columns).group_by(["group", "state"], use_threads=False).aggregate(list(_SUMS))
     names = [f"{column}_{how}" for column, how in _SUMS]
-    found: dict[int, dict[str, StateSum]] = {}
+    by_group: dict[int, dict[str, StateSum]] = {}
     values = (sums[name].to_pylist() for name in ("group", "state", *names))
     for group, state, *own in zip(*values, strict=True):
         name = "" if state is None else _NAMES[state]  # no state of ours
-        found.setdefault(group, {})[name] = StateSum(*own)
-    return found
+        by_group.setdefault(group, {})[name] = StateSum(*own)
+    return by_group
 
 
 def _numbers(
     columns: Mapping[str, pa.ChunkedArray], now: int, skews: pa.Array, groups: pa.Array
 ) -> pa.ChunkedArray:
     """Return the number in _NAMES of each row's state. Arrow compares and groups numbers faster."""
-    found = pc.index_in(columns["state"], value_set=_STORED)
+    numbers = pc.index_in(columns["state"], value_set=_STORED)
     due = pc.fill_null(pc.less_equal(columns["available_at"], now), False)
     shown = pc.if_else(due, _number(READY), _number(DELAYED))
-    found = pc.if_else(pc.equal(found, _number(AVAILABLE)), shown, found)
+    numbers = pc.if_else(pc.equal(numbers, _number(AVAILABLE)), shown, numbers)
     if len(skews):
         deadline = pc.add(columns["expires_at"], skews.take(groups))
-        late = pc.and_(pc.equal(found, _number(LEASED)), pc.less(deadline, now))
-        found = pc.if_else(pc.fill_null(late, False), _number(LATE), found)
-    return found
+        late = pc.and_(pc.equal(numbers, _number(LEASED)), pc.less(deadline, now))
+        numbers = pc.if_else(pc.fill_null(late, False), _number(LATE), numbers)
+    return numbers
 
 
 def _number(state: str) -> pa.Scalar:

@@ -150,11 +150,11 @@ class WalkFilter:
                 yield from self._filtered(file, low, high)
 
     def _filtered(self, file: DataFile, first: int, last: int) -> Iterator[tuple[str, int, int]]:
-        found = self._matches.get(file.path)
-        if found is None or found.all_match:
+        runs = self._matches.get(file.path)
+        if runs is None or runs.all_match:
             yield "", first, last
             return
-        for matches, low, high in found.between(first - file.first, last - file.first):
+        for matches, low, high in runs.between(first - file.first, last - file.first):
             yield "" if matches else FILTERED, file.first + low, file.first + high
 
     def skip(self, row: int | None, begins: int, run: Interval, event: str) -> None:
