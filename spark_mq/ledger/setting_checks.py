@@ -1,15 +1,16 @@
-"""Check settings that must go together: those of keys, of delays, and of dedup ids."""
+"""Check settings that must go together, and the format of those that a queue stores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
-from spark_mq.errors import InvalidOption
+from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import invalid, short_repr
 
-__all__ = ["check_delays", "check_keys", "check_lanes", "check_replaces"]
+__all__ = ["check_delays", "check_keys", "check_lanes", "check_replaces", "wrong_format"]
 
 
 def check_lanes(lanes: int, order: str, limit: int | None) -> None:
@@ -47,3 +48,20 @@ def check_replaces(replaces: bool, ids_count: bool) -> None:
     if replaces and not ids_count:
         why = "needs ids that count: set dedup_until='settled' or a dedup_window, too"
         raise invalid("dedup_replaces", replaces, why)
+
+
+def wrong_format(actual: Any, known: int, path: str | None) -> UnsupportedTable:
+    """Return the error for a queue of another format."""
+    older = isinstance(actual, int) and actual < known
+    fix = (
+        "create a new queue with this version and publish its messages there; read the old queue "
+        "with the version that created it"
+        if older
+        else "update spark_mq"
+    )
+    place = f"the queue at {path}" if path else "the queue"
+    return UnsupportedTable(
+        f"{place} has format {actual!r}, and this version of spark_mq reads {known}: {fix}",
+        path=path,
+        features=[],
+    )

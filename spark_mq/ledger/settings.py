@@ -12,10 +12,9 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption
+from spark_mq.ledger import setting_checks
 from spark_mq.ledger.message_filter import Filters
-from spark_mq.ledger.setting_checks import check_delays, check_keys, check_lanes, check_replaces
 from spark_mq.ledger.slots import MAX_LANES
-from spark_mq.ledger.table_format import wrong_format
 from spark_mq.util import setting_fields as kinds
 from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND
@@ -188,12 +187,12 @@ class GroupSettings(Settings):
 
     def check_order(self, lanes: int) -> None:
         """Raise InvalidOption if a setting needs lanes, and the queue has none."""
-        check_lanes(lanes, self.order, self.max_in_flight_per_key)
+        setting_checks.check_lanes(lanes, self.order, self.max_in_flight_per_key)
 
     def check_together(self) -> None:
         """Raise InvalidOption if settings do not go together."""
-        check_keys(self.order, self.max_in_flight_per_key, self.weights)
-        check_delays(self.retry, self.retry_delay, self.max_retry_delay)
+        setting_checks.check_keys(self.order, self.max_in_flight_per_key, self.weights)
+        setting_checks.check_delays(self.retry, self.retry_delay, self.max_retry_delay)
 
     def delay(self, failures: int, jitter: float = 0.0) -> int:
         """Return the delay after a nack, which `failures` includes, in microseconds.
@@ -366,7 +365,7 @@ class QueueSettings(Settings):
             why += "expire unread: use a longer message_ttl"
             raise invalid("message_ttl", given.get("message_ttl", show_duration(ttl)), why)
         ids_count = after.dedup_window is not None or after.dedup_until != UNTIL_WINDOW
-        check_replaces(after.dedup_replaces, ids_count)
+        setting_checks.check_replaces(after.dedup_replaces, ids_count)
         after.group.check_order(after.lanes)
         after.group.check_together()
         if after.group.sink is not None:
@@ -378,10 +377,8 @@ class QueueSettings(Settings):
 
     def default_times(self, now: int) -> dict[str, int]:
         """Return the deliver_at and expires_at that a publish at `now` gets by default, if any."""
-        after = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
-        return {
-            name: now + delay // MICROSECOND for name, delay in after.items() if delay is not None
-        }
+        delays = {"deliver_at": self.delivery_delay, "expires_at": self.message_ttl}
+        return {name: now + by // MICROSECOND for name, by in delays.items() if by is not None}
 
     def to_json(self) -> str:
         data = {"format": self.FORMAT, "format_version": self.VERSION, **self.encoded()}
@@ -400,7 +397,7 @@ class QueueSettings(Settings):
         if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
             return None
         if data.get("format_version") != cls.VERSION:
-            raise wrong_format(data.get("format_version"), cls.VERSION, path)
+            raise setting_checks.wrong_format(data.get("format_version"), cls.VERSION, path)
         own = {k: v for k, v in data.items() if k not in ("format", "format_version")}
         return cls.decoded(own, path)
 
