@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from deltalake import write_deltalake
 
-from spark_mq import InvalidOption, Message, Queue
+from spark_mq import Message, Queue
 from spark_mq.inspect import LaneInfo
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
@@ -113,8 +112,6 @@ def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
     group = queue.group("g").ensure()
     assert group.lanes() == []
     assert [(one.priority, one.ready) for one in group.priorities()] == [(4, 1), (0, 1)]
-    with pytest.raises(InvalidOption, match="has no lanes"):
-        group.hot_keys(0)
 
 
 def test_priorities_are_counted_by_state(make: Callable[..., Queue], clock: ManualClock) -> None:

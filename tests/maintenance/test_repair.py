@@ -14,8 +14,8 @@ from support.handles import again, lease, once
 from support.limits import Limits
 from support.tables import on_publish
 
-from spark_mq import InvalidOption, Message, Queue, ReceivedMessage
-from spark_mq.integrations.formats import Json, Pydantic
+from spark_mq import Message, Queue, ReceivedMessage
+from spark_mq.integrations.formats import Pydantic
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -306,13 +306,3 @@ def test_a_format_says_which_new_values_are_accepted(queue: Queue) -> None:
         "the transform gives no value": 1
     }
     assert back(queue) == ['{"id":7}', '{"id":7}']
-
-
-def test_a_format_without_a_transform_and_no_format_are_refused(queue: Queue) -> None:
-    with_dead(queue, orders(1))
-    with pytest.raises(InvalidOption, match="format goes with transform"):
-        queue.redrive(format=Json())
-    wrong: Any = Json
-    with pytest.raises(InvalidOption, match="format="):
-        queue.redrive(transform=SQL, format=wrong)
-    assert queue.list_dead_letters().num_rows == 1

@@ -15,7 +15,6 @@ from support.marks import slow
 from support.tables import as_in_a_store, context_of
 
 from spark_mq import ConsumerGroup, Message, Queue
-from spark_mq.errors import InvalidOption
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger import walk_filter
 from spark_mq.testing import ManualClock, memory_queue
@@ -329,14 +328,6 @@ def test_nothing_is_written_by_a_lease_that_finds_nothing_new(
     for _ in range(3):
         assert group.lease("w") is None
     assert len(history(queue)) == before
-
-
-def test_a_wrong_filter_changes_nothing(queue: Queue, group: ConsumerGroup) -> None:
-    with pytest.raises(InvalidOption, match="key_prefix"):
-        group.configure(filter={"key": "a"})
-    with pytest.raises(InvalidOption, match="filter"):
-        queue.configure(filter=3)
-    assert group.settings.filter == {"key_prefix": ["eu-"]}
 
 
 # -- beside a plain Python filter

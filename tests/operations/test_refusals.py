@@ -182,10 +182,6 @@ NOT_SEQUENCES = [
 """What is given, and the value that is wrong in it."""
 NOT_NAMES = ["", "a b", "a'b", "x" * 129, "__horizon", 5]
 NOT_POSITIONS = ["first", "2026-01-31T12:00:00", -1, True, 1.5, None, AWARE.date()]
-OF_THE_QUEUE = (
-    *("retention", "hard_retention", "history_retention", "delivery_delay", "message_ttl"),
-    "dead_letter_path",
-)
 
 SETTINGS = [
     *of("Queue.create", "visibility_timeout", [*NOT_DURATIONS, None, 0, "0s"], "'30s'"),
@@ -230,13 +226,9 @@ SETTINGS = [
     *of("queue.configure", "retention", [None, "soon"]),
     *row("queue.configure", {"message_ttl": "1m", "delivery_delay": "1h"}),
     *row("queue.configure", {"filter": 3}),
-    *[
-        refusal
-        for name in OF_THE_QUEUE
-        for refusal in row(
-            "group.configure", {name: "1d"}, "is a setting of the queue: use queue.configure"
-        )
-    ],
+    *row("group.configure", {"retention": "1d"}, "is a setting of the queue: use queue.configure"),
+    *of("group.configure", "max_tracked_ranges", [None]),
+    *of("group.configure", "max_in_flight", [-1]),
     *row("group.configure", {"retry": "sometimes"}, "exponential, linear, constant, none"),
     *row("group.configure", {"on_max_deliveries": "explode"}, "dead_letter, drop, block"),
     *row("group.configure", {"retry_jitter": 2}, "from 0 to 1"),
@@ -451,6 +443,12 @@ LOOKING = [
     *of("queue.trace", "sequence", [7, 2**40, -1, "x"]),
     *row("queue.trace", {"sequence": None}, "give a sequence, message_id="),
     *row("queue.trace", {}, "give a sequence, message_id=", reported=("sequence", None)),
+    *row(
+        "queue.trace",
+        {"key": "k", "message_id": "m"},
+        "give a sequence, message_id=",
+        reported=("sequence", None),
+    ),
     *row("queue.trace", {"sequence": 1, "key": "k"}, "give a sequence, message_id="),
     *row("queue.locate", {}, "one kind of name", reported=("sequence", None)),
     *row("queue.locate", {"sequence": 1, "message_id": "x"}, "one kind of name"),
@@ -506,6 +504,7 @@ DEAD_LETTERS = [
     *of("redrive", "transform", ["sequence"], "are BIGINT, and must be VARCHAR or JSON or BLOB"),
     *of("redrive", "transform", ["valu"], "did you mean 'value'?"),
     *of("redrive", "transform", [7, Message], "is not a repair"),
+    *row("redrive", {"format": Json()}, "format goes with transform", reported=("format", "Json")),
     *of("redrive", "format", [Json], transform="value", reported=("format", "Json")),
     *of("discard_dead_letters", "where", ["nope = 1"], '"nope" not found'),
     *of("discard_dead_letters", "where", ["  "], "it is empty"),

@@ -404,18 +404,6 @@ def test_a_group_keeps_the_settings_it_was_made_with(make: Make, clock: ManualCl
 # -- caps
 
 
-def test_max_in_flight_cuts_a_lease_and_then_says_why(make: Make) -> None:
-    queue = make(max_in_flight=3)
-    queue.publish([str(n) for n in range(10)])
-    first = take(queue, 2)
-    assert len(take(queue, 2)) == 1
-    assert queue.group().lease("w") is None, "other workers use it up, and will settle"
-    assert queue.group().blocked_because == "max_in_flight"
-    assert stats(queue).blocked_because == "max_in_flight"
-    first.ack()
-    assert len(take(queue)) == 2
-
-
 def test_max_tracked_ranges_stops_unread_but_not_what_waits(make: Make) -> None:
     queue = make(max_tracked_ranges=3)
     queue.publish([str(n) for n in range(10)])

@@ -8,11 +8,9 @@ import pytest
 from support.ledger_group import TIMEOUT, Group
 from support.slot_files import LANES, file_of, ordered
 
-from spark_mq.errors import InvalidOption
 from spark_mq.ledger.interventions import RETRY_NOW, Intervene
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.ledger.settings import new_settings
 from spark_mq.ledger.settle import ACK, NACK
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 
@@ -214,14 +212,6 @@ def test_messages_without_a_key_have_no_order() -> None:
     group.lease("b", 2)
     assert rows_of(group, "a") == [(1, 0)]
     assert rows_of(group, "b") == [(1, 1), (1, 2)]
-
-
-def test_order_needs_lanes() -> None:
-    with pytest.raises(InvalidOption, match="lanes"):
-        new_settings({"order": "key"})
-    assert new_settings({"order": "key", "lanes": 8}).lanes == 8
-    with pytest.raises(InvalidOption, match="lanes"):
-        new_settings({"lanes": 2_000})
 
 
 def test_an_extension_revives_nothing_behind_an_expired_message() -> None:

@@ -323,16 +323,3 @@ def test_what_are_no_weights_is_refused(given: Any):
     with pytest.raises(InvalidOption, match="weights=") as caught:
         GroupSettings().changed(order="fair", weights=given)
     assert caught.value.option == "weights"
-
-
-@pytest.mark.parametrize(
-    ("settings", "option"),
-    [({"weights": {"a": 2}}, "weights"), ({"order": "key", "max_in_flight_per_key": 1},
-     "max_in_flight_per_key")],
-)  # fmt: skip
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], option: str):
-    with pytest.raises(InvalidOption) as caught:
-        GroupSettings().changed(**settings).check_together()
-    assert caught.value.option == option
-    with pytest.raises(InvalidOption, match="needs lanes"):
-        GroupSettings().changed(order="fair").check_order(0)

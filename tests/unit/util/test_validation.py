@@ -257,17 +257,6 @@ def test_settings_of_a_group_are_checked():
     assert GroupSettings().changed(max_delivery_attempts=None).max_delivery_attempts is None
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"visibility_timeout": 0}, {"max_delivery_attempts": 0}, {"max_tracked_ranges": None},
-     {"max_in_flight": -1}, {"colour": 1}],
-)  # fmt: skip
-def test_wrong_settings_of_a_group_are_refused(wrong):
-    with pytest.raises(InvalidOption) as caught:
-        GroupSettings().changed(**wrong)
-    assert caught.value.data == {"option": next(iter(wrong)), "value": next(iter(wrong.values()))}
-
-
 def test_backoff_has_a_cap_however_many_failures():
     rules = GroupSettings.decoded({"retry_delay": 10, "max_retry_delay": 75})
     delays = [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)]
