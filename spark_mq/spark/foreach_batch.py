@@ -101,7 +101,7 @@ def for_each_batch(
         `process` is called, so that each message is delivered at most once. "manual": never.
         Messages that `process` leaves unsettled are then delivered again when their lease expires.
         Default: "on_success". "manual" costs one more commit for a batch with unsettled messages.
-        With "manual", filter inside `process`: over Spark Connect, the source's ack=onCommit acks a
+        With "manual", filter inside `process`: over Spark Connect, the source's own ack settles a
         batch of which no row arrives.
     reader
         How `batch` is read. "spark": by Spark's own Parquet reader if the query only chooses
@@ -192,7 +192,7 @@ class ForEachBatch:
             self._last_seen.update(
                 (stream, n) for stream, n, _ in filter(None, map(parse_lease_id, lease_ids))
             )
-            # Without a row the lease may be unknown. Then ack=onCommit settles the batch.
+            # Without a row the lease may be unknown. Then ack=on_success settles the batch.
             if lease_ids and closing and leases.fresh:
                 # It may be a replay. A sink may have its rows already, so others must not get them.
                 raise RuntimeError(f"the query stops: batch {batch_id} runs at the next start")

@@ -16,6 +16,7 @@ from pyspark.sql.types import DataType
 
 from spark_mq.delta.object_store import absolute_path, canonical_uri
 from spark_mq.errors import InvalidOption
+from spark_mq.handler import WHEN
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.create import open_context
 from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
@@ -194,13 +195,31 @@ def _stream_options(own: Mapping[str, str]) -> StreamOptions:
         max_lease_duration=validate_duration(
             "maxLeaseDuration", own.get("maxleaseduration", "30m")
         ),
-        ack_on_commit=validate_choice("ack", own.get("ack", "onCommit"), ("onCommit", "manual"))
-        == "onCommit",
+        ack_on_commit=_acks(own.get("ack", "on_success")),
         fail_on_data_loss=validate_choice(
             "failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")
         )
         == "true",
     )
+
+
+def _acks(value: str) -> bool:
+    """Return whether the source acks each batch that Spark has committed."""
+    if value.lower() == "oncommit":
+        raise InvalidOption(
+            f"ack={short_repr(value)} is called ack='on_success' now, as in for_each_batch",
+            option="ack",
+            value=value,
+        )
+    when = validate_choice("ack", value, WHEN)
+    if when == "on_receive":
+        raise InvalidOption(
+            "ack='on_receive' needs foreachBatch: give it to for_each_batch. The source's own ack "
+            "is 'on_success' or 'manual'",
+            option="ack",
+            value=value,
+        )
+    return when == "on_success"
 
 
 def _polls(own: Mapping[str, str], paths: Sequence[str]) -> tuple[int, int]:

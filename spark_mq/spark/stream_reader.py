@@ -101,7 +101,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         calls wait between ``pollInterval`` and ``idlePollInterval``.
 
         A call means that Spark has committed the batch before, so its unsettled messages are acked
-        (``ack=onCommit``). Spark logs the returned offset before it gets the partitions.
+        (``ack=on_success``). Spark logs the returned offset before it gets the partitions.
 
         Raises DataLossError if the queue's hard limit dropped unsettled messages, and InvalidOption
         for a foreign checkpoint.

@@ -315,7 +315,7 @@ class StreamSource:
         return BatchPlan(lease_id, expires_at, slices, lane_runs(index, settings, slices))
 
     def ack_committed(self, stream: str, up_to: int) -> None:
-        """Ack unsettled messages of the batches up to `up_to` (ack=onCommit)."""
+        """Ack unsettled messages of the batches up to `up_to` (ack=on_success)."""
         if self.options.ack_on_commit and up_to:
             self.ledger.run(AckBatches(stream, up_to, None if self._first else self.runner))
             self._first = False

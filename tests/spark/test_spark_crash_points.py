@@ -191,7 +191,7 @@ class Crash:
                 return
 
     def into_plain_sink(self) -> None:
-        """Run the stream until the queue is empty, with Spark's own sink and ``onCommit``."""
+        """Run the stream until the queue is empty, with Spark's own sink and ``ack=on_success``."""
         stream = self.stream()
         writer = stream.frame().select("value").writeStream.format("delta")
         finish(start(writer.option("path", self.out), stream.checkpoint))

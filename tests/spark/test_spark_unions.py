@@ -85,7 +85,7 @@ def test_a_union_without_for_each_batch_is_acked_on_commit(pair: tuple[Stream, S
 def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(
     pair: tuple[Stream, Stream], wrong: str
 ) -> None:
-    """Its nack would settle nothing, and onCommit would then ack what failed."""
+    """Its nack would settle nothing, and the source's ack would then ack what failed."""
     one, two = pair
     group = two.group if wrong == "another queue's" else one.queue.group("other").ensure()
     before = versions(two.queue)

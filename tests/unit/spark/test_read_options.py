@@ -50,7 +50,9 @@ def test_a_path_that_nobody_means_is_refused(path: str) -> None:
         ({"workerId": "w/1"}, ["workerId='w/1'", "letters"]),
         ({"maxMessagesPerTrigger": "0"}, ["maxMessagesPerTrigger='0'", "whole number from 1"]),
         ({"maxBytesPerTrigger": "lots"}, ["maxBytesPerTrigger='lots'", "'64m'"]),
-        ({"ack": "onComit"}, ["ack='onComit'", "did you mean 'onCommit'"]),
+        ({"ack": "on_succes"}, ["ack='on_succes'", "did you mean 'on_success'"]),
+        ({"ack": "onCommit"}, ["ack='onCommit' is called ack='on_success' now"]),
+        ({"ack": "on_receive"}, ["ack='on_receive' needs foreachBatch", "give it to for_each_b"]),
         ({"startingPosition": "yesterday"}, ["startingPosition='yesterday'", "earliest"]),
         ({"path": '["a", "a"]'}, ["path=", "twice"]),
         ({"createGroup": "no"}, ["createGroup='no'", "true, false"]),
@@ -67,6 +69,11 @@ def test_a_refused_option_of_the_source_is_named_with_its_value(
         ReadOptions.parse({"path": "/q", **given})
     for part in words:
         assert part in str(caught.value)
+
+
+def test_the_source_has_the_words_of_for_each_batch_for_its_ack() -> None:
+    for given, acks in [({}, True), ({"ack": "On_Success"}, True), ({"ack": "manual"}, False)]:
+        assert ReadOptions.parse({"path": "/q", **given}).stream.ack_on_commit is acks
 
 
 @pytest.mark.parametrize(("attempts", "good"), [(2, False), (3, True), (None, True)])
