@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 from spark_mq.util.columns import random_ids
 from spark_mq.util.validation import short_repr, suggest
 
-__all__ = ["PUBLISH_COLUMNS", "check_publishable", "complete_table"]
+__all__ = ["PUBLISH_COLUMNS", "check_publishable", "column_name", "complete_table"]
 
 _PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
 PUBLISH_COLUMNS: Final = (*MESSAGE_SCHEMA.names, DEDUP_FIELD.name)
@@ -24,12 +24,24 @@ _WHOLE_NUMBERS: Final = (
     *("tinyint", "smallint", "int", "bigint"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
+_HEADERS: Final = pa.map_(pa.string(), pa.string())
+_HEADER_PAIRS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+# Further types of columns. Those of key and headers are Kafka's.
+_ALSO: Final[Mapping[str, Collection[str]]] = {
+    "priority": _WHOLE_NUMBERS,
+    "key": ("binary",),
+    "headers": (
+        "array<struct<key:string,value:binary>>",
+        "array<struct<key:string,value:string>>",
+    ),
+}
 
 
 def complete_table(table: pa.Table, now: int, times: Mapping[str, int]) -> pa.Table:
     """Return a table with all columns, ids and times (microseconds). Raise InvalidSchema."""
+    table = table.rename_columns([column_name(name) for name in table.schema.names])
     _check_table(table)
-    table = _with_ids(table)
+    table = _with_ids(_with_headers(table))
     if "published_at" not in table.schema.names:
         table = _with(table, "published_at", _repeated_instant(now, table.num_rows))
     for name, at in times.items():
@@ -57,6 +69,51 @@ def _check_table(table: pa.Table) -> None:
         raise InvalidSchema(
             f"{nulls} values are null: a message needs a value. It may be empty", column="value"
         )
+
+
+def column_name(name: str) -> str:
+    """Return the name of a message's column, which is given in any case. Others stay."""
+    return name.lower() if name.lower() in PUBLISH_COLUMNS else name
+
+
+def _with_headers(table: pa.Table) -> pa.Table:
+    """Return a table whose headers are maps, also if they are arrays of names and values."""
+    if "headers" not in table.schema.names or pa.types.is_map(table["headers"].type):
+        return table
+    chunks = [_as_maps(chunk) for chunk in table["headers"].chunks]
+    return _with(table, "headers", pa.chunked_array(chunks, type=_HEADERS))
+
+
+def _as_maps(headers: pa.Array) -> pa.Array:
+    """Return arrays of names and values, as Kafka has them, as maps.
+
+    Of several values of one name the last one counts. A null value is refused later.
+    """
+    try:
+        pairs = headers.cast(_HEADER_PAIRS)
+    except pa.ArrowException as error:
+        raise InvalidSchema(
+            "column 'headers' has bytes that are not UTF-8 text: encode or drop them",
+            column="headers",
+        ) from error
+    flat = pairs.flatten()
+    names, values = (flat.field(field) for field in ("key", "value"))
+    if names.null_count or flat.null_count:
+        raise InvalidSchema("column 'headers' has a header without a name", column="headers")
+    rows = pa.table({"row": pc.list_parent_indices(pairs), "name": names})
+    if rows.group_by(["row", "name"]).aggregate([]).num_rows < len(names):
+        maps = [
+            None if row is None else list({one["key"]: one["value"] for one in row}.items())
+            for row in pairs.to_pylist()
+        ]
+        return pa.array(maps, _HEADERS)
+    lengths = pc.list_value_length(pairs).fill_null(0)
+    ends = pc.cumulative_sum(lengths).to_pylist()
+    starts = [
+        None if null else start
+        for null, start in zip(pairs.is_null().to_pylist(), [0, *ends], strict=False)
+    ]
+    return pa.MapArray.from_arrays(pa.array([*starts, len(names)], pa.int32()), names, values)
 
 
 def _with_ids(table: pa.Table) -> pa.Table:
@@ -138,6 +195,7 @@ def _with(table: pa.Table, name: str, column: Any) -> pa.Table:
 
 def check_publishable(columns: Mapping[str, str]) -> None:
     """Raise InvalidSchema if columns of some simple types cannot be published."""
+    columns = {column_name(name): kind for name, kind in columns.items()}
     if "value" not in columns:
         hint = suggest("value", columns)
         fix = f"rename {hint!r}?" if hint else "build one, e.g. to_json(struct('*')) AS value"
@@ -162,7 +220,7 @@ def _check_column(name: str, kind: str) -> None:
         )
     others = {"headers": "map<string,string>", "priority": "int"}
     wanted = "timestamp" if name.endswith("_at") else others.get(name, "string")
-    if name == "priority" and kind in _WHOLE_NUMBERS:
+    if kind.replace(" ", "") in _ALSO.get(name, ()):
         return
     if name != "value" and kind.replace(" ", "") != wanted:
         raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
@@ -171,14 +229,21 @@ def _check_column(name: str, kind: str) -> None:
 def _simple_type(kind: pa.DataType) -> str:
     """Return Spark's simple name of a type that messages use."""
     of = pa.types
+    if of.is_map(kind):
+        return f"map<{_simple_type(kind.key_type)},{_simple_type(kind.item_type)}>"
+    if of.is_list(kind):
+        return f"array<{_simple_type(kind.value_type)}>"
+    if of.is_struct(kind):
+        return f"struct<{','.join(f'{field.name}:{_simple_type(field.type)}' for field in kind)}>"
+    return _plain_type(kind)
+
+
+def _plain_type(kind: pa.DataType) -> str:
+    of = pa.types
     if of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind):
         return "string"
     if of.is_binary(kind) or of.is_large_binary(kind) or of.is_binary_view(kind):
         return "binary"
     if of.is_fixed_size_binary(kind):
         return "binary"
-    if of.is_timestamp(kind) and kind.tz:
-        return "timestamp"
-    if of.is_map(kind):
-        return f"map<{_simple_type(kind.key_type)},{_simple_type(kind.item_type)}>"
-    return str(kind)
+    return "timestamp" if of.is_timestamp(kind) and kind.tz else str(kind)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.errors import (
     InvalidHandlerResult,
+    InvalidOption,
     InvalidSchema,
     LeaseLost,
     StorageError,
@@ -145,6 +146,42 @@ def for_each_batch(
     )
 
 
+class _Queries:
+    """The runs of queries that have used one function, of which one at a time may use it."""
+
+    def __init__(self) -> None:
+        self._query: str | None = None
+        self._run: str | None = None
+        self._ended = set[str]()  # runs that another one has followed
+
+    def check(self, query: str | None, run: str | None, *, busy: bool) -> None:
+        """Raise InvalidOption if another query runs at the same time. Without ids, do nothing."""
+        if query is None or run is None:
+            return
+        # A query that was stopped and started again may still have a batch of its last run here.
+        if run in self._ended or (busy and query != self._query):
+            raise InvalidOption(
+                "two queries use one function of for_each_batch at the same time: call "
+                "group.for_each_batch(process) once for each query",
+                option="foreachBatch",
+                value=query,
+            )
+        if self._run is not None and run != self._run:
+            self._ended.add(self._run)
+        self._query, self._run = query, run
+
+
+def _running_query(batch: DataFrame) -> tuple[str | None, str | None]:
+    """Return the ids of the query that runs a batch, and of its run, as far as Spark tells."""
+    try:
+        context = batch.sparkSession.sparkContext
+        names = ("sql.streaming.queryId", "spark.jobGroup.id")
+        query, run = (context.getLocalProperty(name) for name in names)
+    except Exception:  # over Connect, where each query has a copy of the function
+        return None, None
+    return query, run
+
+
 class ForEachBatch:
     """Runs and settles each batch of a stream for Spark.
 
@@ -167,6 +204,7 @@ class ForEachBatch:
         self._finder = LeaseLookup(scans=reader == "spark")
         self._unreadable = False  # Spark cannot read the store, in this run
         self._idle = threading.Condition()
+        self._queries = _Queries()
         self._busy = self._closing = False
         self._last_seen: dict[str, int] = {}  # the number of each stream's last batch here
         self.last_batch: int | None = None  # Spark's number of the last batch that has ended
@@ -183,7 +221,9 @@ class ForEachBatch:
         self.__init__(**state)  # type: ignore[misc]
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        query_id, run_id = _running_query(batch)
         with self._idle:
+            self._queries.check(query_id, run_id, busy=self._busy)
             self._busy = True
             closing = self._closing
         try:

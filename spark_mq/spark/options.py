@@ -243,6 +243,13 @@ def _split(
     lowered = {name.lower() for name in (*known, *_SPARKS_OWN)}
     own: dict[str, str] = {}
     storage: dict[str, str] = {}
+    if "owner" in map(str.lower, options):  # which Spark gives to a table of its catalog alone
+        raise InvalidOption(
+            "CREATE TABLE cannot name a queue, because Spark could not read that table. Use CREATE "
+            "TEMPORARY VIEW orders USING spark_mq OPTIONS (path '/queues/orders')",
+            option="owner",
+            value=None,
+        )
     for name, value in options.items():
         lower = name.lower()
         if lower.startswith(STORAGE_PREFIX):

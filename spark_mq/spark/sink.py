@@ -20,7 +20,7 @@ from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.operations.publish import check_dedup, pending_of_files, publish_pending, report_files
 from spark_mq.parquet.lease_columns import sort_by_slot
-from spark_mq.parquet.publish_table import check_publishable
+from spark_mq.parquet.publish_table import check_publishable, column_name
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.spark.options import WriteOptions
 from spark_mq.storage.publishes import hashed_ids, producer_txn
@@ -49,8 +49,9 @@ def check_dataframe(schema: StructType, overwrite: bool, options: WriteOptions) 
             option="mode",
             value="overwrite",
         )
-    check_publishable({f.name: f.dataType.simpleString() for f in schema})
-    if "dedup_id" in schema.names:
+    columns = {column_name(f.name): f.dataType.simpleString() for f in schema}
+    check_publishable(columns)
+    if "dedup_id" in columns:
         queue = options.open()
         check_dedup(queue.settings, queue.path)
 

@@ -104,9 +104,17 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         (``ack=on_success``). Spark logs the returned offset before it gets the partitions.
 
         Raises DataLossError if the queue's hard limit dropped unsettled messages, and InvalidOption
-        for a foreign checkpoint.
+        for a foreign checkpoint, or for ``trigger(once=True)``, which wants all that is available.
         """
-        if not isinstance(limit, ReadMaxRows | ReadAllAvailable):
+        if isinstance(limit, ReadAllAvailable):
+            # Spark never says that this one batch is committed, so nothing would ack it.
+            raise InvalidOption(
+                "trigger(once=True) is not supported, because its batch would not be acked. Use "
+                "trigger(availableNow=True)",
+                option="once",
+                value=True,
+            )
+        if not isinstance(limit, ReadMaxRows):
             raise InvalidOption(
                 f"the read limit {limit!r} is not supported. Use maxMessagesPerTrigger",
                 option="limit",

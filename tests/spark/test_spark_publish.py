@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
 from support.handles import housekeep
 from support.harness import Stream, finish, forget_last_commit, numbered, start, values, versions
@@ -70,6 +70,26 @@ def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(
     assert own.value == b"own"
     (file,) = messages_of(queue).index().files
     assert all(expires_at is not None for _, _, expires_at in file.times.runs)  # type: ignore[union-attr]
+
+
+def test_rows_as_kafkas_source_has_them_are_published(spark: Any, queue: Queue) -> None:
+    rows = spark.sql(
+        "SELECT CAST('k' AS BINARY) AS Key, CAST('v' AS BINARY) AS VALUE, "
+        "array(struct('h' AS key, CAST('1' AS BINARY) AS value)) AS headers"
+    )
+    rows.write.format("spark_mq").mode("append").save(queue.path)
+    (message,) = received(queue)
+    assert (message.key, message.value, message.headers) == ("k", b"v", {"h": "1"})
+
+
+def test_sql_writes_text_through_a_view_and_makes_no_table(spark: Any, queue: Queue) -> None:
+    using = f"USING spark_mq OPTIONS (path '{queue.path}')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW into_queue (key STRING, value STRING) {using}")
+    spark.sql("INSERT INTO into_queue VALUES ('k', 'text')")
+    assert [(message.key, message.value) for message in received(queue)] == [("k", b"text")]
+    with pytest.raises(AnalysisException, match="Use CREATE TEMPORARY VIEW orders USING spark_mq"):
+        spark.sql(f"CREATE TABLE no_queue {using}")
+    spark.catalog.dropTempView("into_queue")
 
 
 def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:

@@ -6,6 +6,7 @@ Policies and verdicts on single rows in foreachBatch.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from support.harness import (
+    PATIENCE,
     Sink,
     Stream,
     finish,
@@ -46,6 +48,39 @@ def frame(spark: Any, both: tuple[Queue, Queue], **options: Any) -> Any:
 def each(both: tuple[Queue, Queue], process: Callable[..., Any], **options: Any) -> Any:
     one, two = (queue.group("g") for queue in both)
     return one.for_each_batch(process, more_groups=[two], **options)
+
+
+def test_a_trigger_that_never_acks_is_refused(
+    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
+) -> None:
+    writer = frame(spark, both).writeStream.foreachBatch(lambda batch, number: None)
+    writer = writer.option("checkpointLocation", str(tmp_path / "once")).trigger(once=True)
+    with pytest.raises(StreamingQueryException, match=r"Use trigger\(availableNow=True\)"):
+        finish(writer.start())
+    assert both[0].group("g").stats().leased == 0
+
+
+def test_a_function_serves_one_query_at_a_time(
+    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def process(batch: Any, lease: Any) -> None:
+        entered.set()
+        assert go_on.wait(PATIENCE)
+
+    one, two = (Stream(spark, q, tmp_path / name) for q, name in zip(both, "ab", strict=True))
+    function = each(both, process)
+    first = one.start(function)
+    try:
+        assert entered.wait(PATIENCE)
+        with pytest.raises(StreamingQueryException, match="once for each query"):
+            two.run(function)
+    finally:
+        go_on.set()
+    finish(first)
+    assert one.group.stats().acked == 3
+    two.run(function)
 
 
 def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_in_its_own(

@@ -282,3 +282,36 @@ def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
     thread.join()
     logged = [r.getMessage() for r in caplog.records if r.name == "spark_mq.verdicts"]
     assert [line.count("rejected 1 ") for line in logged] == [1, 1]
+
+
+def batch_of(query: str, run: str) -> Any:
+    """Return a batch of a query, which Spark names by local properties."""
+    ids = {"sql.streaming.queryId": query, "spark.jobGroup.id": run}
+    context = SimpleNamespace(getLocalProperty=ids.get)
+    return SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context), **vars(BATCH))
+
+
+def test_two_queries_at_once_are_refused(queue: Queue) -> None:
+    each = function_of(queue, lambda batch, lease: None, BatchLeases([], True))
+    each(batch_of("a", "a-1"), 0)
+    each(batch_of("b", "b-1"), 0)  # the first one may have ended
+    each(batch_of("b", "b-1"), 1)
+    with pytest.raises(InvalidOption, match="once for each query"):
+        each(batch_of("a", "a-1"), 1)
+    each(batch_of("a", "a-2"), 1)  # started again
+
+
+def test_a_second_query_is_refused_while_the_first_has_a_batch(queue: Queue) -> None:
+    queue.publish("a")
+    taken = queue.group().lease("w")
+    refused = list[str]()
+
+    def process(batch: Any, lease: Any) -> None:
+        with pytest.raises(InvalidOption) as caught:
+            each(batch_of("b", "b-1"), 0)
+        refused.append(str(caught.value))
+        assert not each.close(0), "the first batch still runs"
+
+    each = function_of(queue, process, taken)
+    each(batch_of("a", "a-1"), 0)
+    assert len(refused) == 1

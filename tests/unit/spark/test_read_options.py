@@ -35,6 +35,8 @@ def test_a_path_that_nobody_means_is_refused(path: str) -> None:
     [
         ({"consumergrup": "g"}, ["consumergrup", "did you mean 'consumerGroup'"]),
         ({"colour": "red"}, ["colour", "maxMessagesPerTrigger"]),
+        # Spark gives an owner only to a table of its catalog, which it could not read.
+        ({"Owner": "me"}, ["CREATE TABLE", "Use CREATE TEMPORARY VIEW orders USING spark_mq"]),
         ({"lanes": "64"}, ["option 'lanes'", "Queue.create(path, lanes=64)"]),
         ({"order": "key"}, ["option 'order'", "group.configure(order='key')"]),
         ({"visibilityTimeout": "soon"}, ["visibilityTimeout='soon'", "'30s'"]),
