@@ -15,7 +15,6 @@ from support.rule_variants import Variant, gets, returns, rule_variant, then
 from spark_mq import GroupSettings
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.budget import SHARE
-from spark_mq.ledger.limits import RATE_LIMIT
 from spark_mq.util.setting_fields import Rate
 
 SIZE = 10  # bytes of each message
@@ -29,7 +28,7 @@ def waits(group: Group, limit: int, **more: Any) -> int:
     """Return for how long a lease has to wait, in microseconds."""
     grant = group.ask("w", limit, **more)
     assert not grant.ranges
-    assert grant.blocked_because.startswith(RATE_LIMIT)
+    assert grant.blocked_because.startswith("rate_limit")
     assert grant.blocked_for_now
     assert not grant.breaker_stops
     return (grant.wait_until or 0) - group.now

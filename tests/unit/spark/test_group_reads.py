@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from spark_mq import Queue
+from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.group import ConsumerGroup
 from spark_mq.spark.options import ReadOptions
 
 
