@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, or_
 from typing import Final
 
 from spark_mq.ledger.intervals import Interval, split_at
@@ -63,6 +64,12 @@ class Candidates:
             if new := [row for row in some if row not in known]:
                 known.update(zip(new, self.index.slots_of(firsts, lasts, new), strict=True))
             yield from ((row, known[row]) for row in some)
+
+    def slots_in(self, rows: Sequence[int]) -> int:
+        """Return the set of the slots of some rows."""
+        ledger = self.ledger
+        slots = self.index.slots_of(ledger.first_sequences, ledger.last_sequences, rows)
+        return reduce(or_, slots, 0)
 
     def open_in(self, row: int, slots: int, is_open: int) -> int:
         """Return the open slots of a row from which a lease may take messages."""

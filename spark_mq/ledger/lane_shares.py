@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from heapq import merge
 from operator import or_
 from typing import Final
@@ -184,10 +184,9 @@ class SharedWalk(LaneWalk):
         if rows:
             start = candidates.ledger.first_sequences[rows[0]]
         expected = budget.expected(start, end)
-        due = reduce(or_, (present for _, present in candidates.with_slots(rows)), 0)
+        due = candidates.slots_in(rows)
         if reads:
-            blocks = self._index.blocks(unread_from, end)
-            due = reduce(or_, (present for *_, present in blocks), due)
+            due = reduce(or_, (present for *_, present in self._unread_blocks), due)
         due &= slots
         # Otherwise the pieces of one lane could use up those of a fair lease.
         lanes = 1 if self.fair_time is None else max(1, due.bit_count())
@@ -197,8 +196,13 @@ class SharedWalk(LaneWalk):
         for wanted in self._shares.rounds(due, budget, expected, fair=not all_lanes):
             yield wanted, 0
 
+    @cached_property
+    def _unread_blocks(self) -> list[tuple[int, int, int]]:
+        """Return the bounds and slots of neighbouring unread files, which each round visits."""
+        return list(self._index.blocks(self.candidates.unread_from, self.candidates.end))
+
     def _unread_files(self, first: int, last: int) -> Iterator[Sequence[int]]:
-        return (block for block in self._index.blocks(first, last) if block[2] & self._open)
+        return (block for block in self._unread_blocks if block[2] & self._open)
 
     def _take_part(self, row: int | None, first: int, last: int) -> None:
         for start, end, present in self._index.blocks(first, last):

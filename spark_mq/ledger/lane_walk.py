@@ -73,10 +73,14 @@ class LaneWalk:
         ledger, selection = self.candidates.ledger, self.selection
         firsts, lasts = ledger.first_sequences, ledger.last_sequences
         for row, slots in self._with_slots(rows):
-            if selection.full or not self._open or (row > last_row and not to_end):
+            if row > last_row and not to_end:
                 return
             if not slots & self._open or lasts[row] < start:
+                if not self._open:
+                    return
                 continue
+            if selection.full:
+                return
             if row in chosen:
                 self._take_parts(row, self.candidates.of_row(row, max(start, firsts[row])))
             else:

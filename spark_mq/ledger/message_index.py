@@ -355,9 +355,12 @@ class MessageIndex:
         """Return the set of slots of each row; `firsts` and `lasts` cover the whole ledger."""
         known, places = self._slots.ranges.get, [(firsts[row], lasts[row]) for row in rows]
         sets = [known(place) for place in places]
-        if None in sets:
-            return [self.slots_in(*place) for place in places]
-        return cast(list[int], sets)
+        if None not in sets:
+            return cast(list[int], sets)
+        return [
+            self.slots_in(*place) if slots is None else slots
+            for place, slots in zip(places, sets, strict=True)
+        ]
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Yield the bounds of neighbouring files in ``first..last``, and the set of their slots."""
