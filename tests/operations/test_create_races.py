@@ -257,9 +257,8 @@ def create_all(paths: list[str], who: int, barrier: Any, results: Any) -> None:
     results.put((who, found))
 
 
-@pytest.mark.parametrize(
-    ("workers", "queues"), [(3, 6), pytest.param(6, 150, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "queues"), [(3, 6), (6, 150)])
 def test_of_processes_that_create_a_queue_one_wins_and_the_others_hear_of_it(
     tmp_path: Path, workers: int, queues: int
 ) -> None:

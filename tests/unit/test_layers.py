@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -72,17 +72,20 @@ def _name(path: Path) -> str:
 MODULES = _modules()
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+@cache
+def _imports(tree: ast.Module) -> list[str]:
     """All modules that a module imports, wherever the statement stands."""
+    found = list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             submodules = [name for name in whole if name in MODULES]
-            yield from submodules
+            found += submodules
             if len(submodules) < len(whole):
-                yield node.module
+                found.append(node.module)
+    return found
 
 
 def _own(name: str) -> set[str]:
