@@ -140,9 +140,7 @@ class QueueContext:
         groups, until = self.groups(), self.settings.dedup_until
         horizon, reach = self.horizon(refresh=False), max(sequences)
         read = [(group, self.ledgers.read(group.name, refresh=False).ledger) for group in groups]
-        indexes = [
-            (state, group.index_for(state, reach)) for group, state in read if state is not None
-        ]
+        indexes = [(own, group.index_for(own, reach)) for group, own in read if own is not None]
         return held_ids(indexes, sequences, horizon=horizon, now=self.now(), until=until)
 
     def group(

@@ -337,8 +337,7 @@ class Weights(Kind):
         if not named or not 0 < len(value) <= self.most:
             raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
         return {
-            validate_text(name, key): self._weight(name, key, weight)
-            for key, weight in value.items()
+            validate_text(name, key): self._weight(name, key, each) for key, each in value.items()
         }
 
     def _weight(self, name: str, key: str, value: Any) -> float:
