@@ -4,6 +4,7 @@ takes 30 ms more.
     make .venv/stores/versitygw
     .venv/bin/python benchmarks/store_costs.py idle --seconds 60
     .venv/bin/python benchmarks/store_costs.py work --workers 1 8 32 --seconds 20
+    .venv/bin/python benchmarks/store_costs.py work --workers 8 --groups 1 4 --seconds 20
     # the prices of your store
     .venv/bin/python benchmarks/store_costs.py idle --put 5e-6 --get 4e-7
 
@@ -41,7 +42,7 @@ def shown(found: Counter[str], per: float) -> str:
     return ", ".join(f"{count / per:.2f} {name}" for name, count in found.most_common(9))
 
 
-def work(store: RemoteStore, url: str, workers: int, seconds: float) -> None:
+def work(store: RemoteStore, url: str, workers: int, groups: int, seconds: float) -> None:
     before = Counter[str]()
 
     def asked() -> int:
@@ -53,7 +54,7 @@ def work(store: RemoteStore, url: str, workers: int, seconds: float) -> None:
 
     kinds = list[Counter[str]]()
     found = run(
-        workers, 1, 0.0, seconds, root=store.new_path(), options=store.options_at(url),
+        workers, groups, 0.0, seconds, root=store.new_path(), options=store.options_at(url),
         messages=100_000, asked=asked,
     )  # fmt: skip
     each = [sum(len(ms) for ms in times.values()) for _, _, _, times, _, _ in found["workers"]]
@@ -63,7 +64,8 @@ def work(store: RemoteStore, url: str, workers: int, seconds: float) -> None:
     operations, commits = sum(each), found["commits_per_second"] * found["seconds"]
     files = kinds[1]["PUT leases data"]
     print(
-        f"{workers:3d} workers: {operations / found['seconds']:.1f} operations/s, "
+        f"{workers:3d} workers of {groups} groups: "
+        f"{operations / found['seconds']:.1f} operations/s, "
         f"{kinds[1].total() / operations:.1f} requests each, "
         f"{operations / commits:.1f} operations a commit, "
         f"{files / commits:.2f} data files a commit, "
@@ -131,6 +133,7 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("idle", "work"))
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--groups", type=int, nargs="*", default=[1])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--latency", type=float, default=LATENCY, help="seconds of each request")
     parser.add_argument("--put", type=float, default=5e-6, help="price of a PUT or LIST in $")
@@ -141,7 +144,8 @@ def main() -> int:
             idle(store, url, args.seconds, args.put, args.get)
         else:
             for workers in args.workers:
-                work(store, url, workers, args.seconds)
+                for groups in args.groups:
+                    work(store, url, workers, groups, args.seconds)
     return 0
 
 

@@ -22,7 +22,7 @@ from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.settle import Settle, SettleOutcome, SettlePart
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
-from spark_mq.operations.committer import GroupCommitter
+from spark_mq.operations.committer import GroupCommitter, QueueCommitter
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_files import LedgerSnapshot
@@ -86,6 +86,7 @@ class QueueContext:
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
         self.sinks: dict[str, QueueContext] = {}  # of groups, by the id of their messages
+        self.committer = QueueCommitter(path, ledgers, lambda name: self.group(name, create=False))
         self._committers: dict[str, GroupCommitter] = {}
         self._lock = threading.Lock()
 
@@ -100,9 +101,8 @@ class QueueContext:
 
     def reopened(self) -> QueueContext:
         """Return the queue opened once more."""
-        if self._reopen is None:
-            return self
-        return self._reopen(self.path, self.storage_options, self.clock)
+        reopen = self._reopen
+        return self if reopen is None else reopen(self.path, self.storage_options, self.clock)
 
     @property
     def settings(self) -> QueueSettings:
@@ -213,8 +213,7 @@ class GroupLedger:
         self.defaults = queue.settings.group
         self._created = False
         if name not in committers:  # all handles of the group share it
-            process = ForkGuard(f"group {name!r} of {queue.path}")
-            committers[name] = GroupCommitter(self, self._ledgers, self.defaults, process)
+            committers[name] = GroupCommitter(self, queue.committer, self.defaults)
         self.committer = committers[name]
 
     def __repr__(self) -> str:

@@ -5,9 +5,10 @@ runs them as well, and names the request and its outcomes in the note of the com
 place is how writers find each other: :mod:`spark_mq.storage.local_turn` for a local disk, and
 :mod:`spark_mq.storage.delegated_commands` for an object store.
 
-A request runs once, because each commit names the requests that it ran, and two commits of one
-group conflict. It runs again only if that commit was cleaned before its writer read the note. A
-writer runs a request only if it knows all commits since then.
+A request may have commands of any group of the queue, because one commit can change several. It
+runs once, because each commit names the requests that it ran and changes all of their groups, and
+two commits of one group conflict. It runs again only if that commit was cleaned before its writer
+read the note. A writer runs a request only if it knows all commits since then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 # The format of a request. Another one needs other names, because nobody waits for those.
-FORMAT: Final = 1
+FORMAT: Final = 2
 _NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
 MAX_BYTES: Final = 2**20  # of a request that others run
 MAX_REQUESTS: Final = 64  # of others in one commit
@@ -54,7 +55,7 @@ class DelegatedRequest:
 
     request_id: str
     base: int  # the version of the table that the writer knew
-    commands: Sequence[Mapping[str, Any]]
+    commands: Sequence[Any]  # each with the name of its group
 
     @property
     def name(self) -> str:

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
-from urllib.parse import quote
 
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore, is_data_path
@@ -36,7 +35,8 @@ from spark_mq.util.recent import RecentSet
 
 __all__ = ["FOLDER", "DelegationTurn", "delete_old_requests"]
 
-FOLDER: Final = "_requests"
+_ALL: Final = "_requests"  # also has folders of older versions, one for each group
+FOLDER: Final = f"{_ALL}/leases"
 # A sweep deletes requests of this age. It is long, because clocks of machines may differ.
 OLD_SECONDS: Final = 3600.0
 
@@ -63,7 +63,7 @@ _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 def delete_old_requests(files: ObjectStore) -> int:
     """Delete the requests of killed writers, and other old files. Return the number of files."""
     before = time.time() - OLD_SECONDS
-    old = [one.path for one in files.list_all(FOLDER) if one.modified < before]
+    old = [one.path for one in files.list_all(_ALL) if one.modified < before]
     old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
     files.delete_many(old)
     return len(old)
@@ -78,14 +78,12 @@ class DelegationTurn(CommitTurn):
         self,
         files: ObjectStore,
         log: DeltaLog,
-        group: str,
-        commands: Sequence[Mapping[str, Any]],
+        commands: Sequence[Any],
         backoff: Backoff | None = None,
     ) -> None:
         super().__init__(log)
         self._files = files
         self._backoff = backoff or Backoff()
-        self._group, self._folder = group, f"{FOLDER}/{quote(group, safe='')}"
         self._request = DelegatedRequest(uuid.uuid4().hex, self._seen, commands)
         self._latency = 0.0  # of the write of the file, in seconds
         self._is_behind = False
@@ -120,7 +118,7 @@ class DelegationTurn(CommitTurn):
         began = time.monotonic()
         self._delegated = True  # also if the write fails: a store may apply it all the same
         with wrap_store_errors(self._files.root, "delegating commands in"):
-            self._files.write(f"{self._folder}/{self._request.name}", self._request.encode())
+            self._files.write(f"{FOLDER}/{self._request.name}", self._request.encode())
         self._latency = min(time.monotonic() - began, LATENCY_LIMIT)
 
     def _wait_for_commit(self, until: float) -> None:
@@ -153,7 +151,7 @@ class DelegationTurn(CommitTurn):
             wrap_store_errors(self._files.root, "reading requests in"),
             ThreadPoolExecutor(1) as pool,
         ):
-            listing = pool.submit(self._files.list, self._folder)
+            listing = pool.submit(self._files.list, FOLDER)
             self._follow()
             try:
                 return [one for one in listing.result() if is_request(one.path)]
@@ -167,7 +165,7 @@ class DelegationTurn(CommitTurn):
 
     def _note_leader(self, note: Mapping[str, Any]) -> None:
         """Note whether the writer of a new commit leads."""
-        if note.get("group") != self._group:
+        if LEADS not in note:  # its writer met nobody
             return
         leads = note.get(LEADS) is True
         wait = REQUESTS_OF_A_LEADER * self._latency + LEADER_SECONDS
@@ -175,7 +173,7 @@ class DelegationTurn(CommitTurn):
 
     def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
         """Note the requests to run. Return whether this writer must commit."""
-        own_path = f"{self._folder}/{self._request.name}"
+        own_path = f"{FOLDER}/{self._request.name}"
         own = next((one for one in listed if one.path == own_path), None)
         # By the store's clock alone: this machine's may be ahead of it.
         now = max((one.modified for one in listed), default=0.0) if own is None else own.modified
@@ -213,6 +211,12 @@ class DelegationTurn(CommitTurn):
         self._take_notes(self._log.state.version)
         return self._others_share
 
+    def others_lead(self, count: int) -> bool:
+        """Return whether one of the commits before the last one is by another leader."""
+        version = self._log.state.version
+        commits = self._log.known_commits(version - count, version - 1)
+        return any(commit.note.get(LEADS) is True for commit in commits)
+
     def requests_to_run(self, meanwhile: Callable[[], object]) -> list[DelegatedRequest]:
         names = [path for path in self._names if id_of(path) not in self._ran]
         names = names[:MAX_REQUESTS]
@@ -234,7 +238,7 @@ class DelegationTurn(CommitTurn):
 
     def leave(self, requests: Iterable[DelegatedRequest]) -> None:
         for request in requests:
-            _left.add((self._files.key, f"{self._folder}/{request.name}"))
+            _left.add((self._files.key, f"{FOLDER}/{request.name}"))
 
     def close(self, ran: Sequence[DelegatedRequest] = ()) -> None:
         if self._delegated and self.request_id not in self._ran:
@@ -246,7 +250,7 @@ class DelegationTurn(CommitTurn):
         # The files of a killed process are stale soon.
         threading.Thread(
             target=self._delete,
-            args=([*(f"{self._folder}/{one.name}" for one in requests), *self._stale],),
+            args=([*(f"{FOLDER}/{one.name}" for one in requests), *self._stale],),
             name="spark_mq requests",
             daemon=True,
         ).start()

@@ -92,8 +92,8 @@ class LedgerTable:
         self.shared_look = shared_look_for(self.files.key)
         self._cache = ledger_cache()
         self._events = event_cache()
-        self._commit_locks: dict[str, FairLock] = {}
-        self.backoffs: dict[str, Backoff] = {}
+        self._commit_lock = fair_lock_for(self.files.key)
+        self.backoff = Backoff()  # of this process's commits
         self._pauses_read_up_to = -1  # the version up to which pauses were taken over
         self._last_operation = ""  # the id of the last commit of this handle
         self.was_changed = False  # by this handle, or for it
@@ -122,12 +122,9 @@ class LedgerTable:
         with wrap_store_errors(self.path, "opening"):
             return self.log.open()
 
-    def commit_lock(self, group: str) -> FairLock:
-        """Return the lock on a group's ledger for writers on this machine."""
-        with self._lock:
-            if group not in self._commit_locks:
-                self._commit_locks[group] = fair_lock_for(self.files.key, group)
-            return self._commit_locks[group]
+    def commit_lock(self) -> FairLock:
+        """Return the lock on the table for the threads of this process."""
+        return self._commit_lock
 
     def read(
         self, group: str, *, without_ledger: bool = False, refresh: bool | None = True
@@ -138,7 +135,7 @@ class LedgerTable:
         asks the store for newer commits. With None, the store skips that if it costs a request.
         """
         seen = -1
-        refresh = not self._may_skip_look() if refresh is None else refresh
+        refresh = not self.may_skip_look() if refresh is None else refresh
         while True:
             looked = refresh or seen >= 0
             version, files = self._partition(group, looked)
@@ -157,7 +154,8 @@ class LedgerTable:
             except OSError as error:
                 raise to_storage_error(self.path, error, "reading") from error
 
-    def _may_skip_look(self) -> bool:
+    def may_skip_look(self) -> bool:
+        """Return whether a look would probably find nothing, and costs a request."""
         # Over a store a look costs a request, and the put finds out all the same.
         return not self.files.is_local and self.log.only_writer
 
@@ -174,11 +172,8 @@ class LedgerTable:
         for commit in self.log.known_commits(first, version):
             pause = commit.note.get(PAUSE)
             if isinstance(pause, int | float) and commit.operation_id != self._last_operation:
-                group = commit.note.get("group")
-                for name in self._commit_locks if group is None else [str(group)]:
-                    backoff = self.backoffs.setdefault(name, Backoff())
-                    backoff.take_over(pause)
-                    backoff.shares = backoff.shares or SERVED in commit.note
+                self.backoff.take_over(pause)
+                self.backoff.shares = self.backoff.shares or SERVED in commit.note
         self._pauses_read_up_to = version
 
     def _ledger(self, group: str, files: tuple[AddFile, ...]) -> Ledger | None:
@@ -201,8 +196,10 @@ class LedgerTable:
         note: Mapping[str, Any],
         txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
-    ) -> None:
+    ) -> int:
         """Commit ledgers whose groups have not changed since they were read. None drops a group.
+
+        Return how many commits of others came in between.
 
         Raise CommitConflict if a group, the trim horizon or an app of `txns` has changed since.
         With `whole_table`, a change of any group counts. After a failure, `operation_id` shows
@@ -224,7 +221,8 @@ class LedgerTable:
             unsynced=any(LEDGER_TAG not in file.tags for file in added.values()),
         )
         try:
-            version = self.log.commit(change, min(each.token.version for each in stored))
+            base = min(each.token.version for each in stored)
+            version = self.log.commit(change, base)
         except (CommitConflict, StorageError) as error:
             # In an object store a failed commit may land later.
             lost = isinstance(error, CommitConflict) or (
@@ -247,45 +245,33 @@ class LedgerTable:
                     delete_heartbeats(self.files, group)
             else:
                 self._cache[group] = ((added[group].path,), ledger.replaced(ledger.head, ()))
+        return version - base - 1
+
+    @property
+    def delegates(self) -> bool:
+        """Return whether writers delegate commands over a store, instead of standing in line."""
+        return not self.files.is_local
 
     def turn(
-        self,
-        group: str,
-        delegable: Callable[[], Sequence[Mapping[str, Any]] | None],
-        *,
-        contended: bool,
+        self, delegable: Callable[[], Sequence[Any] | None], *, contended: bool
     ) -> CommitTurn | None:
         """Return the turn in which others may run the JSON commands, or None to only pause."""
-        if self.files.is_local:
+        if not self.delegates:
             if is_in_memory(self.path) or not has_lines():
                 return None
-            line = os.path.join(os.path.dirname(self.files.key), "_locks", group)
-            return LocalTurn(line, self.log, group, delegable)
-        return self.delegation_turn(group, delegable, contended=contended)
-
-    def delegation_turn(
-        self,
-        group: str,
-        delegable: Callable[[], Sequence[Mapping[str, Any]] | None],
-        *,
-        contended: bool,
-    ) -> DelegationTurn | None:
-        """Return the turn over a store, which costs requests: without contention there is none."""
+            line = os.path.join(os.path.dirname(self.files.key), "_locks", "leases")
+            return LocalTurn(line, self.log, delegable)
+        # It costs requests, so without contention there is none.
         commands = delegable() if contended else None
         if commands is None:
             return None
-        backoff = self.backoffs.setdefault(group, Backoff())
-        backoff.shares = True
-        return DelegationTurn(self.files, self.log, group, commands, backoff)
+        self.backoff.shares = True
+        return DelegationTurn(self.files, self.log, commands, self.backoff)
 
-    def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
-        """Ask other writers of a group, or of all, to pause, and with `share` to share commits."""
+    def request_pause(self, pause: float, *, share: bool = False) -> None:
+        """Ask other writers to pause, and with `share` to share commits."""
         self._last_operation = uuid.uuid4().hex
-        note: dict[str, Any] = {
-            "operation": "ask others to wait",
-            "group": group,
-            PAUSE: round(pause, 3),
-        }
+        note: dict[str, Any] = {"operation": "ask others to wait", PAUSE: round(pause, 3)}
         if share:
             note[SERVED] = {}
         try:

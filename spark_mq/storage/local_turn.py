@@ -1,10 +1,10 @@
 """Stand in line to commit on a local disk. The first in line commits for everybody who waits.
 
-The line is a lock on a file, which the system frees when its holder dies. A writer that finds it
-held delegates its commands: it writes them to a file in a folder beside the lock, and waits. The
-next holder runs the commands of all files in its commit, and then deletes the files. So a writer
-whose file is gone finds its outcome in the note of a commit, or learns that it must run its
-commands by itself.
+A queue has one line for all of its groups. It is a lock on a file, which the system frees when its
+holder dies. A writer that finds it held delegates its commands: it writes them to a file in a
+folder beside the lock, and waits. The next holder runs the commands of all files in its commit, and
+then deletes the files. So a writer whose file is gone finds its outcome in the note of a commit, or
+learns that it must run its commands by itself.
 
 The line only saves work. The compare-and-swap commit keeps the ledger right, also if there are two
 holders, because a frozen one is passed after two seconds.
@@ -18,7 +18,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -68,7 +68,7 @@ call_in_forks(_close_in_fork)
 
 
 class LocalTurn(CommitTurn):
-    """The turn of one writer in the line of a group, whose files begin with `path`.
+    """The turn of one writer in the line of a queue, whose files begin with `path`.
 
     `delegable` returns the writer's commands as JSON, or None if only its own process can run them.
     """
@@ -81,12 +81,11 @@ class LocalTurn(CommitTurn):
         self,
         path: str,
         log: DeltaLog,
-        group: str,
-        delegable: Callable[[], Sequence[Mapping[str, Any]] | None],
+        delegable: Callable[[], Sequence[Any] | None],
     ) -> None:
         super().__init__(log)
         self._lock_path, self._folder = f"{path}.lock", f"{path}.requests"
-        self._group, self._delegable = group, delegable
+        self._delegable = delegable
         self.is_first = False  # whether this writer holds the line
         self._has_asked = False  # others to run the commands, if they can
 
@@ -129,11 +128,10 @@ class LocalTurn(CommitTurn):
         return self.is_first
 
     def _others_commit(self) -> bool:
-        """Return whether others changed the group since the last look."""
+        """Return whether others have made a commit since the last look."""
         before = self._seen
         self._follow()
-        commits = self._log.known_commits(before + 1, self._seen)
-        return any(commit.note.get("group") == self._group for commit in commits)
+        return self._seen > before
 
     def _pass_holder(self) -> None:
         """Let a new file be the line, because the holder of this one is frozen."""
@@ -205,9 +203,8 @@ class LocalTurn(CommitTurn):
         """Return how many requests of others the last commit ran."""
         version = self._log.state.version
         for commit in self._log.known_commits(version, version):
-            note = commit.note
-            served = note.get(SERVED)
-            if isinstance(served, dict) and note.get("group") == self._group:
+            served = commit.note.get(SERVED)
+            if isinstance(served, dict):
                 return sum(outcome is not None for outcome in served.values())
         return 0
 

@@ -1,6 +1,6 @@
-"""Commit commands to a ledger. Every change of a ledger comes through here.
+"""Commit commands to the ledgers of a queue. Every change of a ledger comes through here.
 
-A commit reads the ledger, applies the commands and writes. It repeats all that after a conflict.
+A commit reads the ledgers, applies the commands and writes. It repeats all that after a conflict.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, Protocol
 
 from spark_mq.delta.store_errors import STORE_ERRORS
-from spark_mq.errors import CommitConflict
+from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.commit_turn import LEADS, SERVED, CommitTurn, DelegatedRequest
 from spark_mq.storage.delegated_commands import DelegationTurn
-from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot
+from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot, note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.user import with_user
 
-__all__ = ["Batch", "OptimisticCommit", "commit"]
+__all__ = ["Batch", "OptimisticCommit", "commit", "show_groups"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,13 +49,19 @@ class Batch(Protocol):
     exclusive: bool  # shares no commit
     whole_table: bool  # a change of any other group is a conflict
     without_ledger: bool  # no ledger is read, because it may be unreadable
-    note: Mapping[str, Any]
+    notes: Mapping[str, Mapping[str, Any]]  # by group
     txns: Mapping[str, int]
 
-    def apply(self, snapshot: LedgerSnapshot) -> NextLedger:
-        """Apply the commands, again after a conflict. Return None with nothing to commit."""
+    @property
+    def groups(self) -> Sequence[str]:
+        """Return the groups that the commands may change."""
 
-    def delegable(self) -> Sequence[Mapping[str, Any]] | None:
+    def apply(
+        self, snapshots: Mapping[str, LedgerSnapshot | CorruptLog]
+    ) -> Mapping[str, NextLedger]:
+        """Apply the commands, again after a conflict. Return the groups to change."""
+
+    def delegable(self) -> Sequence[Any] | None:
         """Return the commands as JSON, or None if only this process can run them."""
 
     def take(self, requests: Sequence[DelegatedRequest]) -> None:
@@ -69,25 +74,31 @@ class Batch(Protocol):
         """Use the own results as the commit of another writer names them."""
 
     def of_others(self) -> Batch:
-        """Return a batch of the group without own commands."""
+        """Return a batch without own commands."""
 
     def log(self) -> None:
         """Log what people should know about the commit."""
 
 
-def commit(store: LedgerTable, group: str, batch: Batch) -> None:
+def commit(store: LedgerTable, batch: Batch) -> None:
     """Commit a batch, again after each conflict. Raise ContentionTimeout."""
-    OptimisticCommit(store, group, batch).run()
+    OptimisticCommit(store, batch).run()
+
+
+def show_groups(groups: Sequence[str]) -> str:
+    """Return the names of groups for an error."""
+    return f"group{'s' if len(groups) > 1 else ''} {', '.join(map(repr, groups))}"
 
 
 class OptimisticCommit:
     """One commit in progress."""
 
-    def __init__(self, store: LedgerTable, group: str, batch: Batch) -> None:
-        self._store, self._group, self._batch = store, group, batch
+    def __init__(self, store: LedgerTable, batch: Batch) -> None:
+        self._store, self._batch = store, batch
+        self._groups = batch.groups  # of the own commands
         self._losses = 0
-        self._is_nested = False  # whether the thread is in another commit to the group
-        self._backoff = store.backoffs.get(group)
+        self._is_nested = False  # whether the thread is in another commit to the table
+        self._backoff = store.backoff
         self._turn: CommitTurn | None = None
         self._requests: Sequence[DelegatedRequest] = ()
         self._ran: Sequence[DelegatedRequest] = ()  # with the commit
@@ -96,7 +107,7 @@ class OptimisticCommit:
 
     def run(self) -> None:
         """Repeat until a commit lands, or there is nothing to commit. Raise ContentionTimeout."""
-        lock = self._store.commit_lock(self._group)
+        lock = self._store.commit_lock()
         try:
             with lock.hold() as hold:
                 self._is_nested = hold.is_nested
@@ -119,14 +130,18 @@ class OptimisticCommit:
         while not self._wait(started + TIMEOUT_SECONDS):
             began = time.monotonic()
             try:
-                snapshot = self._read(refresh)
+                snapshots, looked = self._read(refresh)
                 if self._was_run():
                     return
-                after = self._batch.apply(snapshot)
-                if after is not None:
-                    self._write(snapshot, after, began)
+                after = self._batch.apply(snapshots)
+                if after:
+                    met = self._write(snapshots, after, began)
+                    if met and looked and self._turn is None and self._store.delegates:
+                        # Each commit of others cost requests, although it changed other groups.
+                        self._store.backoff.shares = True
+                        self._store.backoff.take_over(SHARED_PAUSE)
                     return
-                if snapshot.looked:  # else the state may be old
+                if looked:  # else the state may be old
                     self._leave(self._requests)
                     return
             except CommitConflict as error:
@@ -144,14 +159,23 @@ class OptimisticCommit:
             finally:  # an interrupt may cut the first one short
                 self._turn.close(self._ran)
 
-    def _read(self, refresh: bool | None) -> LedgerSnapshot:
+    def _read(self, refresh: bool | None) -> tuple[Mapping[str, LedgerSnapshot | CorruptLog], bool]:
+        """Return the ledgers by group, or why they are unreadable, and if they are up to date."""
+        if self._delegation is not None:  # the wait for the turn has just looked
+            looked = True
+        else:
+            looked = not self._store.may_skip_look() if refresh is None else refresh
+            if looked:
+                self._store.version()
+        return {group: self._snapshot(group, looked) for group in self._batch.groups}, looked
+
+    def _snapshot(self, group: str, looked: bool) -> LedgerSnapshot | CorruptLog:
         without_ledger = self._batch.without_ledger
-        if self._delegation is None:
-            return self._store.read(self._group, without_ledger=without_ledger, refresh=refresh)
-        # The wait for the turn has just looked.
-        return replace(
-            self._store.read(self._group, without_ledger=without_ledger, refresh=False), looked=True
-        )
+        try:
+            found = self._store.read(group, without_ledger=without_ledger, refresh=False)
+        except CorruptLog as error:
+            return error
+        return found if found.looked == looked else replace(found, looked=looked)
 
     def _was_run(self) -> bool:
         """Leave out the requests that a commit up to the snapshot ran. Return if the own is one."""
@@ -170,16 +194,17 @@ class OptimisticCommit:
         """Wait for a turn, or pause. Return whether another writer ran the commands."""
         backoff = self._backoff
         if self._turn is None and not self._is_nested:
-            contended = backoff is not None and bool(backoff.shares or self._losses)
-            self._turn = self._store.turn(self._group, self._batch.delegable, contended=contended)
+            contended = bool(backoff.shares or self._losses)
+            self._turn = self._store.turn(self._batch.delegable, contended=contended)
         turn = self._turn
         if turn is not None and (outcome := turn.wait(until)) is not None:
-            if backoff is not None:
-                self._won(backoff, 0.0, shared=turn.shared)
+            self._won(0.0, shared=turn.shared)
             self._batch.accept(outcome)
             self._store.was_changed = True
             return True
-        if backoff is not None and self._delegation is None:
+        # Writers that share make few commits, so a race with them is rare.
+        may_wait = self._delegation is None and (self._losses or not backoff.shares)
+        if backoff.pause and may_wait:
             backoff.wait(self._batch.priority.value)
         if turn is not None:
             self._take_requests(turn)
@@ -199,29 +224,40 @@ class OptimisticCommit:
         """Read the requests to run with the next commit."""
         if self._batch.exclusive:
             return
-        read = partial(self._store.read, self._group, refresh=False)
-        self._requests = turn.requests_to_run(read)
+        self._requests = turn.requests_to_run(self._read_own)
         self._batch.take(self._requests)
+
+    def _read_own(self) -> None:
+        for group in self._groups:
+            self._store.read(group, refresh=False)
 
     def _lost(self, error: CommitConflict, began: float, started: float) -> None:
         """Note a lost race. Raise ContentionTimeout after too many of them."""
         self._losses, now = self._losses + 1, time.monotonic()
         if now - started > TIMEOUT_SECONDS:
-            what = f"group {self._group!r}: a commit"
-            raise too_many_conflicts(what, self._losses, TIMEOUT_SECONDS, self._group) from error
-        self._backoff = self._store.backoffs.setdefault(self._group, Backoff())
+            what = f"{show_groups(self._groups)}: a commit"
+            group = self._groups[0] if len(self._groups) == 1 else None
+            raise too_many_conflicts(what, self._losses, TIMEOUT_SECONDS, group) from error
+        self._backoff = self._store.backoff
         self._backoff.lost(now - began)
-        group = None if self._batch.whole_table else self._group
         if self._delegation is not None:
             if not self._delegation.others_share():
                 # The winner does not look for requests yet. A commit with a pause makes it look.
-                self._store.request_pause(group, SHARED_PAUSE, share=True)
+                self._store.request_pause(SHARED_PAUSE, share=True)
         elif self._losses % ASK_AFTER == 0:
-            self._store.request_pause(group, self._backoff.pause)
+            self._store.request_pause(self._backoff.pause)
 
-    def _write(self, snapshot: LedgerSnapshot, after: NextLedger, began: float) -> None:
+    def _write(
+        self,
+        snapshots: Mapping[str, Any],
+        after: Mapping[str, NextLedger],
+        began: float,
+    ) -> int:
+        """Return how many commits of others came first."""
         batch, backoff, turn = self._batch, self._backoff, self._turn
-        note = {"group": snapshot.group, **with_user(batch.note)}
+        note = note_of_groups(
+            [{"group": group, **with_user(batch.notes[group])} for group in after]
+        )
         ran: Mapping[str, Any] = {}
         leads, is_own = False, not self._leads
         if turn is not None:
@@ -232,10 +268,12 @@ class OptimisticCommit:
                 note[SERVED] = served
             if can_lead:
                 note[LEADS] = leads
-        if backoff and backoff.pause and (is_own or len(ran) > 1):
+        # Who shares commits need not pause for a writer that can delegate nothing.
+        names_pause = self._delegation is not None or not backoff.shares
+        if backoff.pause and names_pause and (is_own or len(ran) > 1):
             note[PAUSE] = round(backoff.pause, 3)
-        self._store.write(
-            (snapshot, _next_revision(after) if isinstance(after, Ledger) else None),
+        met = self._store.write(
+            *((snapshots[group], _next_revision(ledger)) for group, ledger in after.items()),
             operation_id=uuid.uuid4().hex,
             note=note,
             txns=tuple(batch.txns.items()),
@@ -246,30 +284,30 @@ class OptimisticCommit:
         self._leads = leads
         if leads and is_own:
             self._leads_until = time.monotonic() + LEAD_SECONDS
-        if backoff is not None:
-            shared = self._delegation is not None and len(ran) + is_own > 1
-            self._won(backoff, time.monotonic() - began, shared=shared)
+        shared = self._delegation is not None and len(ran) + is_own > 1
+        self._won(time.monotonic() - began, shared=shared)
         self._store.notifier.notify()
+        return met
 
-    def _won(self, backoff: Backoff, seconds: float, *, shared: bool) -> None:
+    def _won(self, seconds: float, *, shared: bool) -> None:
         """Note a commit that took some seconds. `shared` if it ran requests of several writers."""
+        backoff = self._backoff
         backoff.won(seconds)
         if shared:
             backoff.take_over(SHARED_PAUSE)
-        if not backoff.pause:
-            self._store.backoffs.pop(self._group, None)
+        if not backoff.pause and self._store.backoff is backoff:
+            self._store.backoff = Backoff()
 
     def _may_lead(self) -> bool:
         """Return whether this writer makes the next commit, too, if others delegate."""
         if self._leads_until is not None:
             return time.monotonic() < self._leads_until
-        return self._backoff is not None and not self._backoff.leads
+        return not self._backoff.leads
 
     def _lead(self) -> None:
         """Commit what others delegate, as long as they do."""
         turn, backoff = self._delegation, self._backoff
         assert turn is not None
-        assert backoff is not None
         backoff.leads = True
         try:
             turn.close(self._ran)
@@ -278,21 +316,25 @@ class OptimisticCommit:
                 began, self._ran, self._batch = time.monotonic(), (), self._batch.of_others()
                 turn.find_more_requests()
                 self._take_requests(turn)
-                snapshot = self._read(None)
+                snapshots, _ = self._read(None)
                 self._was_run()
-                after = self._batch.apply(snapshot)
-                if after is None:  # no requests, or only their own writers can run them
+                after = self._batch.apply(snapshots)
+                if not after:  # no requests, or only their own writers can run them
                     turn.leave(self._requests)
                     break
-                self._write(snapshot, after, began)
+                met = self._write(snapshots, after, began)
                 turn.delete(self._ran)
                 self._batch.log()
+                if met and turn.others_lead(met):  # one of both is enough
+                    break
         except Exception as error:  # also if the process ends: others notice that it leads no more
-            _log.debug("commits for other writers of %s ended: %s", self._group, error)
+            _log.debug("commits for other writers of %s ended: %s", self._store.path, error)
         finally:
             backoff.leads, backoff.led_until = False, 0.0
 
 
-def _next_revision(ledger: Ledger) -> Ledger:
+def _next_revision(ledger: NextLedger) -> Ledger | None:
+    if not isinstance(ledger, Ledger):
+        return None
     head = replace(ledger.head, revision=ledger.head.revision + 1)
     return ledger.replaced(head, ledger.events)

@@ -25,6 +25,7 @@ class _Call(Generic[T, R]):
 
     def __init__(self, item: T) -> None:
         self.item = item
+        self.thread = threading.get_ident()
         self.done = False
         self.result: Any = None
         # The calls that its thread runs. Empty while another thread leads.
@@ -65,6 +66,19 @@ class CallBatcher(Generic[T, R]):
     def do(self, item: T) -> R:
         """Run an item with those of other threads. Raise the error of its run, if any."""
         call: _Call[T, R] = _Call(item)
+        leader = self._leader
+        if leader is not None and leader.thread == call.thread:
+            # A call within a call, such as that of a signal handler, would wait for itself.
+            (call.result,) = self._run([item])
+        else:
+            self._share(call)
+        if isinstance(call.result, Exception):
+            raise call.result
+        result: R = call.result
+        return result
+
+    def _share(self, call: _Call[T, R]) -> None:
+        """Run a call with those of other threads, in this thread or another one."""
         # Twice, because one interrupt may cut one of them short, or come before its first step.
         try:
             try:
@@ -81,10 +95,6 @@ class CallBatcher(Generic[T, R]):
                 self._leave(call)
         finally:
             self._leave(call)
-        if isinstance(call.result, Exception):
-            raise call.result
-        result: R = call.result
-        return result
 
     def _join(self, call: _Call[T, R]) -> None:
         """Wait until the call is done, or must run a batch, which it then has."""

@@ -1,6 +1,6 @@
 """Order the threads of a process that would slow each other down.
 
-They change the same ledger, or decode files. The lock only reduces contention: after a timeout the
+They change the same table, or decode files. The lock only reduces contention: after a timeout the
 caller proceeds without it, and the compare-and-swap commit keeps the ledger right. Threads get the
 lock in the order in which they ask.
 """
@@ -129,9 +129,9 @@ class Hold:
             self.release()
 
 
-_locks: OnePerKey[tuple[str, str], FairLock] = OnePerKey(lambda _: FairLock())
+_locks: OnePerKey[str, FairLock] = OnePerKey(lambda _: FairLock())
 
 
-def fair_lock_for(path: str, group: str) -> FairLock:
-    """Return this process's one lock for a group's ledger."""
-    return _locks.get((path, group))
+def fair_lock_for(path: str) -> FairLock:
+    """Return this process's one lock for a table."""
+    return _locks.get(path)

@@ -194,20 +194,25 @@ class MemoryLedgers:
     """Ledgers in memory, with optimistic commits on a dict."""
 
     def __init__(self, clock: Clock = system_clock) -> None:
-        self.backoffs: dict[str, Backoff] = {}
+        self.backoff = Backoff()
         self.notifier = Notifier()
         self._clock = clock
         # Each commit's account of itself, as DESCRIBE HISTORY shows it for a Delta table.
         self.notes: list[dict[str, Any]] = []
         self.events: list[dict[str, Sequence[Event]]] = []  # of each commit, by group
-        self._commit_locks: dict[str, FairLock] = {}
+        self._commit_lock = FairLock()
         self._lock = threading.Lock()
         self.ledgers: dict[str, Ledger] = {}
         self.changed: dict[str, int] = {}  # the version that changed a group last
         self.txns: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
 
-    def commit_lock(self, group: str) -> FairLock:
-        return self._commit_locks.setdefault(group, FairLock())
+    def commit_lock(self) -> FairLock:
+        return self._commit_lock
+
+    delegates = False
+
+    def may_skip_look(self) -> bool:
+        return False
 
     def read(
         self, group: str, *, without_ledger: bool = False, refresh: bool | None = True
@@ -224,7 +229,7 @@ class MemoryLedgers:
         note: Mapping[str, Any],
         txns: Sequence[tuple[str, int]] = (),
         whole_table: bool = False,
-    ) -> None:
+    ) -> int:
         with self._lock:
             latest = len(self.notes)
             groups = [stored.group for stored, _ in changes]
@@ -251,11 +256,12 @@ class MemoryLedgers:
                 }
             )
             self.txns.update((app, (number, latest + 1)) for app, number in txns)
+            return 0
 
-    def turn(self, group: str, delegable: Any, *, contended: bool) -> None:
+    def turn(self, delegable: Any, *, contended: bool) -> None:
         pass  # threads of one process share their commits already
 
-    def request_pause(self, group: str | None, pause: float, *, share: bool = False) -> None:
+    def request_pause(self, pause: float, *, share: bool = False) -> None:
         pass  # the threads of a process get their turn at a lock
 
     def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:

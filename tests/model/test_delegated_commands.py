@@ -29,7 +29,7 @@ from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
-from spark_mq.storage.delegated_commands import DelegationTurn
+from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.clock import system_clock
 
@@ -92,7 +92,7 @@ class Requests(RuleBasedStateMachine):
         writer = self.writers[at]
         if writer.turn is None:
             writer.table.log.refresh()
-            writer.turn = DelegationTurn(writer.table.files, writer.table.log, GROUP, [{"x": at}])
+            writer.turn = DelegationTurn(writer.table.files, writer.table.log, [{"x": at}])
             writer.turn._delete = writer.deletes.append  # type: ignore[method-assign]
             writer.turn.delegate()
 
@@ -134,9 +134,7 @@ class Requests(RuleBasedStateMachine):
             return
         self.own[writer.turn.request_id] += 1
         self.ran.update(served.keys())
-        paths = [
-            f"_requests/{GROUP}/{one.name}" for one in (writer.turn._request, *writer.requests)
-        ]
+        paths = [f"{FOLDER}/{one.name}" for one in (writer.turn._request, *writer.requests)]
         writer.deletes.append(paths)
         writer.turn = None
 
@@ -214,7 +212,7 @@ class Leaders(Requests):
         except CommitConflict:
             return
         self.ran.update(served.keys())
-        writer.deletes.append([f"_requests/{GROUP}/{one.name}" for one in requests])
+        writer.deletes.append([f"{FOLDER}/{one.name}" for one in requests])
         self.led[at] = writer, turn, ()
 
 

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -32,11 +32,13 @@ from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage import local_turn
 from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
+from spark_mq.storage.ledger_files import GROUPS as LEDGERS
+from spark_mq.storage.ledger_files import LedgerSnapshot, note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.local_turn import LocalTurn
 from spark_mq.util.clock import system_clock
 
-GROUP = "g"
+GROUPS = ("g", "h")
 WRITERS = st.integers(0, 2)
 
 
@@ -52,7 +54,7 @@ class Writer:
 
 
 class Line(RuleBasedStateMachine):
-    """Three processes on one group of a local disk."""
+    """Three processes on two groups of a local disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +62,8 @@ class Line(RuleBasedStateMachine):
         self.files = MemoryFiles(system_clock)
         table = self.opened().table
         table.create("test")
-        self.revision = 0
+        self.commits = 0
+        self.changes: Counter[str] = Counter(GROUPS)  # by group
         self.ran: Counter[str] = Counter()  # by other writers
         self.own: Counter[str] = Counter()  # by their own writers
         self.accepted: set[str] = set()
@@ -68,8 +71,11 @@ class Line(RuleBasedStateMachine):
         self.for_the_dead: set[str] = set()  # read by others after the death
         self.cleaned = False
         self.writers = [self.opened() for _ in range(3)]
+        self.observer = table
         table.write(
-            (table.read(GROUP), Ledger(LedgerHeader())), operation_id="first", note={"group": GROUP}
+            *((table.read(group), Ledger(LedgerHeader(revision=1))) for group in GROUPS),
+            operation_id="first",
+            note=note_of_groups([{"group": group} for group in GROUPS]),
         )
 
     def teardown(self) -> None:
@@ -105,8 +111,8 @@ class Line(RuleBasedStateMachine):
 
     def stand_in_line(self, at: int) -> None:
         writer = self.writers[at]
-        path = f"{self.folder}/{GROUP}"
-        turn = LocalTurn(path, writer.table.log, GROUP, lambda: [{"x": at}])
+        path, command = f"{self.folder}/line", [GROUPS[at % 2], {"x": at}]
+        turn = LocalTurn(path, writer.table.log, lambda: [command])
         writer.turn = turn
         writer.is_first = turn._step_up()
         if not writer.is_first:
@@ -150,28 +156,34 @@ class Line(RuleBasedStateMachine):
         turn, requests = writer.turn, writer.requests
         assert turn is not None
         assert requests is not None
-        snapshot = writer.table.read(GROUP)
+        own = GROUPS[at % 2]
+        groups = list(
+            dict.fromkeys([own, *(group for each in requests for group, _ in each.commands)])
+        )
+        snapshots = [writer.table.read(group) for group in groups]
         requests = turn.not_run(requests)
         if turn.outcome() is not None:
             self.accept(at)
             return
-        self.revision += 1
-        revision = self.revision
+        self.commits += 1
+        operation_id = f"op{self.commits}"
         served: dict[str, Any] = {request.request_id: ["done"] for request in requests}
-        note = {"group": GROUP, SERVED: {**turn.own_outcome, **served}}
+        note = note_of_groups([{"group": group} for group in groups])
+        note[SERVED] = {**turn.own_outcome, **served}
         # Another process may commit meanwhile.
         if self.between is not None:
             between, self.between = self.between, None
             between()
         try:
             writer.table.write(
-                (snapshot, Ledger(LedgerHeader(revision=revision))),
-                operation_id=f"op{revision}",
+                *((snapshot, next_ledger(snapshot)) for snapshot in snapshots),
+                operation_id=operation_id,
                 note=note,
             )
         except CommitConflict:
             writer.requests = None
             return
+        self.changes.update(groups)
         self.own.update(own_id(turn))
         self.ran.update(served.keys())
         writer.ran = requests
@@ -188,6 +200,15 @@ class Line(RuleBasedStateMachine):
             self.between = lambda: self.commit(other)
             self.commit(at)
             self.between = None
+
+    @rule(at=WRITERS, other=WRITERS)
+    def be_passed(self, at: int, other: int) -> None:
+        """A writer loses patience while the holder commits."""
+        if other != at and self.writers[at].requests is not None:
+            self.lose_patience(other)
+            if self.writers[other].is_first and self.writers[other].requests is None:
+                self.step(other)
+            self.meet(at, other)
 
     def answer(self, at: int) -> None:
         writer = self.writers[at]
@@ -223,6 +244,14 @@ class Line(RuleBasedStateMachine):
         assert self.cleaned or not self.ran.keys() & self.own.keys()
 
     @invariant()
+    def no_change_is_lost(self) -> None:
+        files = {group: len(paths) for group, paths in dict[str, Any](self.observer.tags()).items()}
+        assert files == dict.fromkeys(GROUPS, 1), "a change is lost"
+        ledgers = [self.observer.read(group).ledger for group in GROUPS]
+        revisions = [-1 if ledger is None else ledger.head.revision for ledger in ledgers]
+        assert revisions == [self.changes[group] for group in GROUPS], "a change is lost"
+
+    @invariant()
     def an_outcome_is_of_a_commit(self) -> None:
         assert self.accepted <= self.ran.keys()
 
@@ -230,6 +259,11 @@ class Line(RuleBasedStateMachine):
     def nobody_runs_what_a_dead_writer_wanted(self) -> None:
         """A delivery would be counted that nobody gets."""
         assert not self.for_the_dead
+
+
+def next_ledger(snapshot: LedgerSnapshot) -> Ledger:
+    assert snapshot.ledger is not None
+    return Ledger(LedgerHeader(revision=snapshot.ledger.head.revision + 1))
 
 
 def own_id(turn: LocalTurn) -> set[str]:
@@ -259,6 +293,27 @@ TestLine.settings = settings(max_examples=100, stateful_step_count=40, deadline=
         # A holder that died after its commit, or was passed, and a commit that lost a race.
         ("LocalTurn.not_run", then(lambda new, a: a.requests), "ran"),
         ("CommitTurn._read_note", returns(None), "ran"),
+        # A reader that follows one group, and knows no commit to several.
+        (
+            "CommitTurn._read_note",
+            instead(lambda right, a: None if LEDGERS in a.note else right(**vars(a))),
+            "ran",
+        ),
+        # A conflict check that looks at the first group of a commit.
+        (
+            "Commit.conflict_with",
+            instead(
+                lambda right, a: right(
+                    a.self,
+                    replace(
+                        a.change,
+                        partitions=a.change.partitions[:1],
+                        removes=a.change.removes[:1],
+                    ),
+                )
+            ),
+            "ran|lost",
+        ),
         # A frozen holder runs the request of a writer that has passed it.
         ("CommitTurn.own_outcome", returns({}), "ran"),
         # A writer that takes the line although a commit ran its commands.

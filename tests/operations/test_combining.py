@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease, until
-from support.tables import group_ledger_of, ledgers_of
+from support.tables import context_of, ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, LeaseLost
@@ -159,7 +159,7 @@ def test_settles_of_many_threads_become_one_commit(
 
     monkeypatch.setattr(OptimisticCommit, "run", change)
     before = commits(queue)
-    combiner = group_ledger_of(queue.group()).committer.batcher
+    combiner = context_of(queue).committer.batcher
     with ThreadPoolExecutor(9) as pool:
         done = [pool.submit(leases[0].ack)]
         assert entered.wait(30)

@@ -90,7 +90,7 @@ class World:
 def test_a_handle_of_the_parent_is_refused(queue: Queue, use: str) -> None:
     world = World(queue)
     ledger = group_ledger_of(world.group)
-    batcher = ledger.committer.batcher
+    batcher = ledger.queue.committer.batcher
     with batcher._lock, context_of(queue)._lock, world.publisher._changed:  # as another thread
         error = in_a_fork(lambda: USES[use](world))
     assert isinstance(error, UsedAfterFork)

@@ -275,7 +275,7 @@ def test_an_interrupt_at_any_line_leaves_a_handle_that_works(
     interrupt(call, fresh, lambda number, line: number % parts == part)
 
 
-@pytest.mark.parametrize("find", [notifier_for, functools.partial(fair_lock_for, group="g")])
+@pytest.mark.parametrize("find", [notifier_for, fair_lock_for])
 def test_an_interrupt_frees_the_locks_of_the_whole_process(find: Callable[[str], object]) -> None:
     act = functools.partial(find, "memory://nowhere")
     seen = Interrupter()

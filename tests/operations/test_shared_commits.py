@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 from support.handles import Injected, again, lease, once, until
+from support.limits import Limits
 from support.steps import Step
 from support.tables import (
     as_in_a_store,
+    context_of,
     group_ledger_of,
     ledgers_of,
     messages_of,
@@ -25,7 +27,13 @@ from support.tables import (
 )
 
 from spark_mq import Lease, Queue, SettleResult
-from spark_mq.errors import CommitConflict, ContentionTimeout, GroupNotFound, StorageError
+from spark_mq.errors import (
+    CommitConflict,
+    ContentionTimeout,
+    CorruptLog,
+    GroupNotFound,
+    StorageError,
+)
 from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
@@ -68,7 +76,7 @@ def piled_up(queue: Queue, patch: pytest.MonkeyPatch) -> Iterator[Submit]:
 
     def submit(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         calls.append(pool.submit(call, *args, **options))
-        until(lambda: len(group.committer.batcher.waiting) == len(calls))
+        until(lambda: len(group.queue.committer.batcher.waiting) == len(calls))
         return calls[-1]
 
     with patch.context() as patched, ThreadPoolExecutor(16) as pool:
@@ -88,7 +96,7 @@ def test_eight_threads_of_a_worker_share_their_commits(
     first = queue.publish([str(n) for n in range(200)]).sequences[0]
     queue.group().ensure()
     before, seen = version(queue), list[bytes]()
-    batcher, begun = group_ledger_of(queue.group()).committer.batcher, threading.Barrier(8)
+    batcher, begun = context_of(queue).committer.batcher, threading.Barrier(8)
     run_calls = batcher._run
 
     def run(calls: Any) -> Any:
@@ -125,6 +133,75 @@ def test_leases_of_several_threads_become_one_commit(
     assert len({taken.lease_id for taken in leases}) == 8
     assert operations(queue, before) == ["lease"]
     assert [again(queue).group().ack(taken.lease_id) for taken in leases] == [SettleResult(1)] * 8
+
+
+def test_threads_of_several_groups_share_a_commit(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sequence,) = queue.publish("a").sequences
+    names = ("default", "b", "c")
+    for name in names:
+        queue.group(name).ensure()
+    before = version(queue)
+    with piled_up(queue, monkeypatch) as submit:
+        asked = {name: submit(queue.group(name).lease, f"w-{name}") for name in names}
+    leases = {name: one.result(30) for name, one in asked.items()}
+    assert [lease.messages[0].sequence for lease in leases.values()] == [sequence] * 3
+    assert version(queue) == before + 1
+    assert operations(queue, before) == ["lease"] * 3
+    fresh = again(queue)
+    for name, taken in leases.items():
+        assert [one.worker_id for one in fresh.group(name).leases()] == [f"w-{name}"]
+        assert fresh.group(name).ack(taken.lease_id) == SettleResult(1)
+    events = [(one.group, one.event) for one in fresh.trace(sequence).events]
+    assert sorted(events) == sorted((name, each) for name in names for each in ("leased", "acked"))
+
+
+def test_a_broken_ledger_fails_the_operations_of_its_group_only(
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    limits(tag_bytes=0)
+    queue = delta_queue()
+    queue.publish("a")
+    for name in ("default", "broken"):
+        queue.group(name).ensure()
+    (path,) = Path(queue.path, "leases").glob("consumer_group=broken/*.parquet")
+    path.write_bytes(b"no ledger")
+    fresh = again(queue)
+    with piled_up(fresh, monkeypatch) as submit:
+        run, command = group_ledger_of(fresh.group("broken")).run, Acquire("w", 1)
+        failed = [submit(run, command) for _ in range(2)]
+        wanted = submit(fresh.group().lease, "w")
+    assert len(wanted.result(30).messages) == 1
+    assert [type(one.exception(30)) for one in failed] == [CorruptLog] * 2
+
+
+def test_a_transaction_of_one_group_is_known_to_the_commands_of_another(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[int | None]()
+
+    def change(view: View) -> Change[None]:
+        seen.append(view.numbers["app"])
+        return Change(view.ledger.replaced(view.ledger.head, ()), None, {}, ("app", 7))
+
+    for name in ("default", "b"):
+        queue.group(name).ensure()
+    with piled_up(queue, monkeypatch) as submit:
+        for name in ("default", "b"):
+            submit(group_ledger_of(queue.group(name)).run, Step(change, apps=("app",)))
+    assert seen == [None, 7]
+
+
+def test_a_command_that_runs_another_one_does_not_wait_for_itself(queue: Queue) -> None:
+    for name in ("default", "b"):
+        queue.group(name).ensure()
+    inner = group_ledger_of(queue.group("b"))
+
+    def change(view: View) -> Change[int]:
+        return Change(None, inner.run(Step(lambda view: Change(None, 1))) + 1)
+
+    assert group_ledger_of(queue.group()).run(Step(change)) == 2
 
 
 def test_a_change_by_a_person_is_a_commit_of_its_own(

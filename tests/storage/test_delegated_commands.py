@@ -51,14 +51,14 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
     return sharing(queue)
 
 
-def delegate(queue: Queue, *commands: Command[Any]) -> DelegationTurn:
+def delegate(queue: Queue, *commands: Command[Any], group: str = "default") -> DelegationTurn:
     """Delegate commands and do no more, as a writer does that waits."""
-    data = [found for one in commands if (found := encode_command(one)) is not None]
+    data = [(group, found) for one in commands if (found := encode_command(one)) is not None]
     assert len(data) == len(commands)
     ledgers = ledgers_of(queue)
     assert isinstance(ledgers, LedgerTable)
     ledgers.version()
-    turn = DelegationTurn(ledgers.files, ledgers.log, "default", json.loads(json.dumps(data)))
+    turn = DelegationTurn(ledgers.files, ledgers.log, json.loads(json.dumps(data)))
     turn.delegate()
     return turn
 
@@ -128,6 +128,44 @@ def test_a_commit_runs_the_lease_that_another_writer_has_delegated(queue: Queue)
     assert queue.group().stats().leased == 10
     assert deleted(queue)
     assert {one.worker_id for one in queue.group().leases()} == {"w", "delegated"}
+
+
+def test_a_commit_runs_what_is_delegated_of_all_groups(queue: Queue) -> None:
+    queue.group("b").ensure()
+    delegated = lease_of(4)
+    turn = delegate(again(queue), delegated, group="b")
+    before = ledgers_of(queue).version()
+    own = leased(sharing(queue), 5)
+    assert len(sequences(own)) == 5
+    assert ledgers_of(queue).version() == before + 1, "one commit for both groups"
+    (result,) = outcome(turn)
+    assert len(sequences(decode_result(delegated, result))) == 4
+    assert {one.worker_id for one in again(queue).group("b").leases()} == {"delegated"}
+    assert {one.worker_id for one in again(queue).group().leases()} == {"w"}
+
+
+def test_a_writer_that_meets_commits_to_other_groups_delegates(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
+) -> None:
+    """They conflict with nothing, but each of them costs requests."""
+    queue.group("b").ensure()
+    alone, other = again(queue), again(queue)
+    written = byte_store.paths("write", of=ledgers_of(alone).files)
+    leased(alone, 1)
+    on_commit(monkeypatch, "leases", before=lambda: other.group("b").lease("w"), at=1)
+    leased(alone, 1)
+    assert not [path for path in written if path.startswith(FOLDER)]
+    leased(alone, 1)
+    assert [path for path in written if path.startswith(FOLDER)]
+
+
+def test_of_two_leaders_that_never_conflict_one_stops(queue: Queue) -> None:
+    turn = delegate(queue, lease_of())
+    log = ledgers_of(queue).log
+    for number, leads in enumerate((True, None, False)):
+        note = {"group": "b"} if leads is None else {"group": "b", LEADS: leads}
+        log.commit(Change(str(number), note), log.refresh().version)
+    assert [turn.others_lead(count) for count in range(3)] == [False, False, True]
 
 
 def test_a_commit_runs_the_settles_and_extensions_of_others(queue: Queue) -> None:
@@ -327,7 +365,9 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
 )
 def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, commands: Any) -> None:
     held = leased(again(queue), 2).lease_id
-    text = json.dumps({"format": 1, "commands": commands}).replace(LEASE, held)
+    if isinstance(commands, list):
+        commands = [["default", command] for command in commands]
+    text = json.dumps({"format": 2, "commands": commands}).replace(LEASE, held)
     put_request(queue, text.encode())
     own = leased(queue, 5)
     assert len(sequences(own)) == 5
@@ -341,7 +381,7 @@ def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
     """Write a file into the folder of requests. By default, its name is that of a request."""
     ledgers = ledgers_of(queue)
     name = name or f"{ledgers.version():020d}-{uuid.uuid4().hex}.json"
-    path = f"{FOLDER}/default/{name}"
+    path = f"{FOLDER}/{name}"
     ledgers.files.write(path, data)
     return path
 
@@ -371,17 +411,31 @@ def test_a_file_with_another_name_is_neither_read_nor_waited_for(
     assert path not in seen
 
 
+def with_format(number: int, *commands: Any) -> bytes:
+    return json.dumps({"format": number, "commands": commands}).encode()
+
+
+LEASE_OF_ONE = {"lease": {"worker_id": "w", "max_messages": 1}}
 NO_REQUESTS = {
     "nothing": b"",
     "half": b"{",
     "a list": b"[]",
-    "a newer format": b'{"format":2,"commands":[{"lease":{"worker_id":"w","max_messages":1}}]}',
+    "a newer format": with_format(3, ["default", LEASE_OF_ONE]),
+    "an older format": with_format(1, LEASE_OF_ONE),
+    "no group": with_format(2, LEASE_OF_ONE),
+    "a group that nobody has": with_format(2, ["x", LEASE_OF_ONE]),
+    "a reserved group": with_format(2, ["__horizon", LEASE_OF_ONE]),
     "no text": b"\xff",
-    "many digits": b'{"format":1,"commands":[{"lease":{"max_messages":' + b"9" * 10_000 + b"}}]}",
-    "deep": b'{"format":1,"commands":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "an unknown operation": b'{"format":1,"commands":[{"burn":{}}]}',
+    "many digits": b'{"format":2,"commands":[["default",{"lease":{"max_messages":'
+    + b"9" * 10_000
+    + b"}}]]}",
+    "deep": b'{"format":2,"commands":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "an unknown operation": b'{"format":2,"commands":[["default",{"burn":{}}]]}',
     "a settle of nobody's lease": json.dumps(
-        {"format": 1, "commands": [{"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]}
+        {
+            "format": 2,
+            "commands": [["default", {"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]],
+        }
     ).encode(),
 }
 
@@ -417,8 +471,8 @@ def test_a_writer_whose_requests_nobody_can_run_commits_itself(
 
     def newer(call: Call) -> None:
         path, data = call.args
-        format_2 = bytes(data).replace(b'"format":1', b'"format":2')
-        call.run(path, format_2 if b'"newer"' in format_2 else data)
+        format_3 = bytes(data).replace(b'"format":2', b'"format":3')
+        call.run(path, format_3 if b'"newer"' in format_3 else data)
 
     byte_store.on("write", act=newer)
     got: list[Lease | None] = []

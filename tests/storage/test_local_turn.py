@@ -39,11 +39,11 @@ MINUTE = 60.0
 @pytest.fixture(autouse=True)
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each handle a lock of its own, as in a process of its own."""
-    locks: dict[tuple[int, str], FairLock] = {}
+    locks: dict[int, FairLock] = {}
     monkeypatch.setattr(
         LedgerTable,
         "commit_lock",
-        lambda table, group: locks.setdefault((id(table), group), FairLock()),
+        lambda table: locks.setdefault(id(table), FairLock()),
     )
 
 
@@ -64,7 +64,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def turn_of(queue: Queue, commands: Any = None) -> LocalTurn:
     ledgers = ledgers_of(queue)
     ledgers.version()
-    turn = ledgers.turn("default", lambda: commands, contended=False)
+    turn = ledgers.turn(lambda: commands, contended=False)
     assert isinstance(turn, LocalTurn)
     return turn
 
@@ -81,12 +81,17 @@ def requests(queue: Queue) -> list[Path]:
     return sorted(Path(queue.path, "_locks").glob("*.requests/*"))
 
 
+def written(queue: Queue) -> list[Path]:
+    """The requests that are complete, because one write makes each of them."""
+    return [one for one in requests(queue) if one.stat().st_size > 0]
+
+
 def waiting(queue: Queue, pool: ThreadPoolExecutor, *calls: Callable[[], Any]) -> list[Future[Any]]:
     """Let calls wait, each with a request."""
     futures = list[Future[Any]]()
     for call in calls:
         futures.append(pool.submit(call))
-        until(lambda: sum(one.stat().st_size > 0 for one in requests(queue)) >= len(futures))
+        until(lambda: len(written(queue)) >= len(futures))
     return futures
 
 
@@ -102,7 +107,7 @@ def notes(queue: Queue, since: int) -> list[dict[str, Any]]:
 def test_a_lone_writer_delegates_nothing(queue: Queue) -> None:
     before = ledgers_of(queue).version()
     lease(queue, 3).ack()
-    assert not Path(queue.path, "_locks", "default.requests").exists()
+    assert not Path(queue.path, "_locks", "leases.requests").exists()
     assert [SERVED in note for note in notes(queue, before)] == [False, False]
 
 
@@ -114,7 +119,7 @@ def test_the_first_in_line_commits_for_all_that_wait(
     handles = [again(queue) for _ in range(3)]
     leases = waiting(queue, pool, *(lambda one=one: lease(one, 4) for one in handles))
     acked = waiting(queue, pool, held.ack)
-    until(lambda: len(requests(queue)) == 4)
+    until(lambda: len(written(queue)) == 4)
     holder.close()
     found = [one.result(30) for one in leases]
     assert acked[0].result(30).settled == 3
@@ -123,6 +128,53 @@ def test_the_first_in_line_commits_for_all_that_wait(
     assert requests(queue) == []
     stats = again(queue).group().stats()
     assert (stats.leased, stats.acked) == (12, 3)
+
+
+def test_the_first_in_line_commits_for_all_groups(queue: Queue, pool: ThreadPoolExecutor) -> None:
+    for name in ("b", "c"):
+        queue.group(name).ensure()
+    held = lease(queue, 3)
+    holder, before = holder_of(queue), ledgers_of(queue).version()
+    handles = {name: again(queue) for name in ("default", "b", "c")}
+
+    def ask(name: str) -> Lease:
+        found = handles[name].group(name).lease(f"w-{name}", max_messages=4)
+        assert found is not None
+        return found
+
+    leases = waiting(queue, pool, *(lambda name=name: ask(name) for name in handles))
+    (acked,) = waiting(queue, pool, held.ack)
+    until(lambda: len(written(queue)) == 4)
+    holder.close()
+    assert [len(sequences(one.result(30))) for one in leases] == [4, 4, 4]
+    assert acked.result(30).settled == 3
+    (note,) = notes(queue, before)
+    changes = {each["group"]: each["operation"] for each in note["groups"]}
+    assert changes == {"default": "ack+lease", "b": "lease", "c": "lease"}
+    stats = {name: again(queue).group(name).stats() for name in handles}
+    assert [(one.leased, one.acked) for one in stats.values()] == [(4, 3), (4, 0), (4, 0)]
+    assert [one.worker_id for one in again(queue).group("b").leases()] == ["w-b"]
+    for taken in leases:
+        assert taken.result(30).ack().settled == 4
+
+
+def test_a_commit_that_does_not_change_the_group_of_a_request_does_not_run_it(
+    queue: Queue, pool: ThreadPoolExecutor
+) -> None:
+    """Another commit could run it at the same time, because the two would not conflict."""
+    queue.group("b").ensure()
+    held = queue.group("b").lease("w", max_messages=3)
+    assert held is not None
+    held.ack()
+    holder, before = holder_of(queue), ledgers_of(queue).version()
+    (twice,) = waiting(queue, pool, lambda: queue.group("b").ack(held.lease_id))
+    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
+    names = [path.stem[-32:] for path in requests(queue)]
+    holder.close()
+    assert twice.result(30).settled == 0
+    assert len(sequences(asked.result(30))) == 5
+    served = [name for note in notes(queue, before) for name in note.get(SERVED, {})]
+    assert sum(name in names for name in served) <= 1, "only the lease changes a group"
 
 
 def test_settles_of_others_run_before_leases(queue: Queue, pool: ThreadPoolExecutor) -> None:
@@ -156,7 +208,7 @@ def test_what_a_holder_ran_that_died_before_its_answers_is_not_run_again(
 
 def test_the_request_of_a_dead_writer_is_not_run(queue: Queue) -> None:
     holder = holder_of(queue)
-    turn = turn_of(queue, [{"lease": {"worker_id": "dead", "max_messages": 5}}])
+    turn = turn_of(queue, [["default", {"lease": {"worker_id": "dead", "max_messages": 5}}]])
     assert turn.wait(time.monotonic() - 1) is None
     assert turn._file is not None
     turn._file.close()  # as the system does
@@ -272,7 +324,7 @@ def test_a_request_that_cannot_run_goes_back_to_its_writer(
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format": 99, "commands": []}', b"\xff"])
 def test_a_request_of_another_format_is_none(queue: Queue, data: bytes) -> None:
-    folder = Path(queue.path, "_locks", "default.requests")
+    folder = Path(queue.path, "_locks", "leases.requests")
     folder.mkdir(parents=True)
     with (folder / f"{1:020d}-{'a' * 32}.json").open("wb") as file:
         local_turn._lock(file)  # type: ignore[arg-type]
@@ -283,12 +335,12 @@ def test_a_request_of_another_format_is_none(queue: Queue, data: bytes) -> None:
 
 
 def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None:
-    folder = Path(queue.path, "_locks", "default.requests")
+    folder = Path(queue.path, "_locks", "leases.requests")
     folder.mkdir(parents=True)
-    commands = [{"lease": {"worker_id": "old", "max_messages": 5}}]
+    commands = [["default", {"lease": {"worker_id": "old", "max_messages": 5}}]]
     with (folder / f"{0:020d}-{'a' * 32}.json").open("wb") as file:
         local_turn._lock(file)  # type: ignore[arg-type]
-        file.write(json.dumps({"format": 1, "commands": commands}).encode())
+        file.write(json.dumps({"format": 2, "commands": commands}).encode())
         ledgers = ledgers_of(queue)
         for _ in range(3):
             lease(queue, 1)
@@ -296,7 +348,7 @@ def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None
         os.unlink(Path(ledgers.path, "_delta_log", f"{1:020d}.json"))
         file.flush()
         log = DeltaLog(ObjectStore(ledgers.path))
-        turn = LocalTurn(str(folder)[: -len(".requests")], log, "default", lambda: None)
+        turn = LocalTurn(str(folder)[: -len(".requests")], log, lambda: None)
         assert turn.wait(0.0) is None
         found = turn.requests_to_run(lambda: None)
         assert len(found) == 1
@@ -390,12 +442,12 @@ def test_files_are_open_only_while_a_writer_waits_or_commits(queue: Queue) -> No
     lease(queue, 1)
     assert open_files() == set()
     holder = holder_of(queue)
-    assert open_files() == {"default.lock"}
+    assert open_files() == {"leases.lock"}
     waiter = turn_of(queue, [])
     assert waiter.wait(time.monotonic() - 1) is None
-    assert open_files() == {"default.lock", *(one.name for one in requests(queue))}
+    assert open_files() == {"leases.lock", *(one.name for one in requests(queue))}
     waiter.close()
-    assert open_files() == {"default.lock"}
+    assert open_files() == {"leases.lock"}
     holder.close()
     assert open_files() == set()
     assert requests(queue) == []

@@ -68,7 +68,7 @@ def test_handles_of_all_spellings_share_what_a_process_has_of_a_table(
         for table in (messages_of, ledgers_of):
             assert table(found).notifier is table(queue).notifier
             assert table(found).shared_look is table(queue).shared_look
-        assert ledgers_of(found).commit_lock("g") is ledgers_of(queue).commit_lock("g")
+        assert ledgers_of(found).commit_lock() is ledgers_of(queue).commit_lock()
 
 
 def test_dead_letters_are_the_queue_s_under_each_spelling(

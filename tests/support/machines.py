@@ -19,13 +19,13 @@ __all__ = ["machines", "sharing"]
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
     """Give each handle a lock of its own, and let it delegate. Nobody waits for those before it."""
-    locks: dict[tuple[int, str], FairLock] = {}
+    locks: dict[int, FairLock] = {}
 
-    def commit_lock(table: LedgerTable, group: str) -> FairLock:
-        return locks.setdefault((id(table), group), FairLock())
+    def commit_lock(table: LedgerTable) -> FairLock:
+        return locks.setdefault(id(table), FairLock())
 
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
-    monkeypatch.setattr(LedgerTable, "turn", LedgerTable.delegation_turn)
+    monkeypatch.setattr(LedgerTable, "delegates", True)
     limits(turn_seconds=0.0)
 
 
@@ -35,5 +35,5 @@ def sharing(queue: Queue, pause: float = 0.2, *, led_for: float = 0.0) -> Queue:
     backoff.led_until = time.monotonic() + led_for
     backoff.take_over(pause)
     backoff.shares = True
-    ledgers_of(queue).backoffs["default"] = backoff
+    ledgers_of(queue).backoff = backoff
     return queue

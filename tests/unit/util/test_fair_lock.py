@@ -85,6 +85,6 @@ def test_one_who_is_interrupted_while_it_waits_leaves_no_trace(
 
 def test_handles_of_one_process_share_a_lock(tmp_path: Path) -> None:
     path = str(tmp_path / "leases")
-    one, two = fair_lock_for(path, "g"), fair_lock_for(path, "g")
+    one, two = fair_lock_for(path), fair_lock_for(path)
     assert one is two
-    assert fair_lock_for(path, "h") is not one
+    assert fair_lock_for(f"{path}/other") is not one
