@@ -76,9 +76,10 @@ class Selection:
                     return
                 self.take(row, begins, (begins + low, begins + high))
         elif count := self.budget.take(first, last):
-            start = self.index.first_at_or_after(first) or first
-            end = self.index.nth_from(start, count)
-            self.taken.append(SelectedPiece(row, start, end, count))
+            if count <= last - first:  # there are gaps, or more messages
+                first = self.index.first_at_or_after(first) or first
+                last = self.index.nth_from(first, count)
+            self.taken.append(SelectedPiece(row, first, last, count))
 
     def _add(self, row: int | None, begins: int, run: Interval, most: int | None) -> int:
         """Add what fits of a run of one file, and return how many messages."""
