@@ -100,6 +100,9 @@ BATCH = {
     "invalid": ("|".join(INVALID_VALUES),
                 "what happens to values with a data_error: the function gets them (keep), or they "
                 "become dead letters before it is called (reject)"),
+    "sweep": ("DURATION", "sweep the queues so often while batches come, 1s to 1h, and once more "
+                          "at the end of available-now. Of all workers one at a time does. "
+                          "Default: another process sweeps"),
 }  # fmt: skip
 DEFAULTS = {
     name: parameter.default
@@ -120,7 +123,7 @@ def _add(parser: Parser, flag: str, values: str, text: str, **more: Any) -> None
         more["metavar"] = values
     if values == "DURATION":
         more["type"] = duration
-    if "default" in more:
+    if more.get("default") is not None:
         text += f". Default: {more['default']}"
     parser.add_argument(flag, help=text, **more)
 
@@ -249,6 +252,8 @@ def main() -> None:
     # 5 seconds more than the batch has, to stop the query and to give later leases back.
     with on_sigterm(spark, lambda: stop_query(query, each, grace), grace + 5) as stopped:
         query.awaitTermination()
+        if not stopped.is_set():
+            each.run_last_sweep()
         # Inside the block: after it the JVM ends, and with it the pipe of this output.
         _log.info(
             "worker %s has ended%s",

@@ -382,6 +382,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
         settle_linger: Duration | None = None,
         until: str | None = None,
         heartbeat: Duration | None = None,
+        sweep: Duration | None = None,
         fail_on_data_loss: bool = True,
     ) -> WorkSummary:
         """Call a handler for each message, or each lease, and settle.
@@ -470,6 +471,10 @@ class ConsumerGroup(GroupViews, GroupStreams):
             idle, too: "30s" to "1h", or "off". The first write comes after a second, and the end of
             the loop deletes the file. Default: 30 seconds, and "off" in an object store, where each
             write costs a request.
+        sweep
+            Sweep the queues of the groups so often: "1s" to "1h". Of all workers that do so, one at
+            a time sweeps, in a thread that no handler waits for. A loop that ends by `until` sweeps
+            once more. Default: another process sweeps (:meth:`Queue.sweep`).
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
 
@@ -500,6 +505,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
             settle_linger=settle_linger,
             until=until,
             heartbeat=heartbeat,
+            sweep=sweep,
             fail_on_data_loss=fail_on_data_loss,
             format=format,
         )

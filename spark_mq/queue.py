@@ -529,9 +529,9 @@ class Queue(QueueViews):
         A sweep publishes what is due of schedules, expires leases, moves dead messages to the
         dead-letter queue, and trims messages that every group has settled. It archives commits and
         history, and cleans the tables' logs. Run it every minute, or every five minutes if workers
-        lease rarely (``jobs/sweep.py`` is a job for it). It is safe to kill, to repeat, and to run
-        twice at once. A chore that fails does not stop the others, and the first error is raised at
-        the end.
+        lease rarely (``jobs/sweep.py`` is a job for it), or let workers do it by ``sweep="1m"`` of
+        :meth:`ConsumerGroup.work`. It is safe to kill, to repeat, and to run twice at once. A chore
+        that fails does not stop the others, and the first error is raised at the end.
 
         ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue, as the
         Spark job does in parallel. Default: one after the other, in this process.

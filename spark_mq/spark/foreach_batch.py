@@ -41,8 +41,10 @@ from spark_mq.spark.batch_outcome import (
 )
 from spark_mq.spark.lease_lookup import LeaseLookup
 from spark_mq.spark.lease_router import LeaseRouter
+from spark_mq.util.clock import Duration
 from spark_mq.util.failures import to_failure
 from spark_mq.util.validation import validate_callable, validate_choice
+from spark_mq.worker.sweeps import Sweeps, sweep_interval
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,6 +68,7 @@ def for_each_batch(
     *,
     reader: str = "spark",
     invalid: str = "keep",
+    sweep: Duration | None = None,
 ) -> ForEachBatch:
     """Return a function for ``writeStream.foreachBatch`` that settles each batch.
 
@@ -117,6 +120,11 @@ def for_each_batch(
         that reason before `process` is called. It is not called for a batch without a valid value.
         Default: "keep".
 
+    sweep
+        Sweep the queues of the groups so often while batches come: "1s" to "1h". Of all workers
+        that do so, one at a time sweeps, in a thread that no batch waits for. Default: another
+        process sweeps.
+
     Returns
     -------
     ForEachBatch
@@ -141,9 +149,9 @@ def for_each_batch(
     policy = HandlerPolicy.validated(on_error, ack)
     if validate_choice("invalid", invalid, INVALID_VALUES) == "reject":
         process = RejectInvalid(process, policy)
-    return ForEachBatch(
-        (group, *more_groups), process, policy, validate_choice("reader", reader, READERS)
-    )
+    reader = validate_choice("reader", reader, READERS)
+    interval = None if sweep is None else sweep_interval(sweep)
+    return ForEachBatch((group, *more_groups), process, policy, reader, interval)
 
 
 class _Queries:
@@ -194,8 +202,12 @@ class ForEachBatch:
         process: Process,
         policy: HandlerPolicy,
         reader: str = "python",
+        sweep: int | None = None,
     ) -> None:
         self.groups, self._process, self.policy, self.reader = groups, process, policy, reader
+        self._sweep = sweep
+        queues = [group._context for group in groups]
+        self._sweeps = None if sweep is None else Sweeps(queues, sweep)
         self._owners = LeaseRouter(groups)
         self._verdict_log = VerdictLog(
             ", ".join(dict.fromkeys(group.name for group in groups)),
@@ -215,6 +227,7 @@ class ForEachBatch:
             "process": self._process,
             "policy": self.policy,
             "reader": self.reader,
+            "sweep": self._sweep,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -252,6 +265,8 @@ class ForEachBatch:
                 self._busy = False
                 self.last_batch = batch_id
                 self._idle.notify_all()
+            if self._sweeps is not None:
+                self._sweeps.follow()
 
     def close(self, timeout: float) -> bool:
         """Release later batches, uncounted. Return whether the running one ended in time."""
@@ -260,6 +275,11 @@ class ForEachBatch:
             ended = self._idle.wait_for(lambda: not self._busy, timeout)
         self._verdict_log.flush()
         return ended
+
+    def run_last_sweep(self) -> None:
+        """Sweep once more, because the query has ended by itself, if this function sweeps."""
+        if self._sweeps is not None:
+            self._sweeps.run_last()
 
     def give_back(self) -> int:
         """Release the leases of batches that Spark planned and never ran. Return their number.

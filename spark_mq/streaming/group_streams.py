@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
+from spark_mq.util.clock import Duration
 from spark_mq.util.loading import integration
 
 __all__ = ["GroupStreams"]
@@ -57,6 +58,7 @@ class GroupStreams:
         *,
         reader: str = "spark",
         invalid: str = "keep",
+        sweep: Duration | None = None,
     ) -> Callable[[Any, int], None]:
         """Return a foreachBatch function that settles the rest of each batch.
 
@@ -64,7 +66,9 @@ class GroupStreams:
         """
         each: Callable[[Any, int], None] = _spark_side(
             "for_each_batch", "for_each_batch"
-        ).for_each_batch(self, process, on_error, more_groups, ack, reader=reader, invalid=invalid)
+        ).for_each_batch(
+            self, process, on_error, more_groups, ack, reader=reader, invalid=invalid, sweep=sweep
+        )
         return each
 
 

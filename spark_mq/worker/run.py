@@ -40,6 +40,7 @@ from spark_mq.worker.pools import (
     is_async,
 )
 from spark_mq.worker.state import WorkState, WorkSummary, why_left
+from spark_mq.worker.sweeps import sweeping
 from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
 
 __all__ = [
@@ -208,6 +209,7 @@ class WorkOptions:
     until: str | None = None
     fail_on_data_loss: bool = False
     heartbeat: Duration | None = None
+    sweep: Duration | None = None
 
     def task_options(self, batches: bool) -> TaskOptions:
         """Validate what a feed needs."""
@@ -276,7 +278,8 @@ def run_worker(served: Served, options: WorkOptions) -> WorkSummary:
     feeds = [
         GroupFeed(ledger, kind(handler, rules), rules, pool, state) for ledger, handler in served
     ]
-    with heartbeats(feeds, state, options.heartbeat):
+    queues = [ledger.queue for ledger, _ in served]
+    with heartbeats(feeds, state, options.heartbeat), sweeping(queues, options.sweep, state):
         return _run(feeds, pool, state, shutdown_timeout, options.stop)
 
 

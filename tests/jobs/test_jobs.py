@@ -289,10 +289,10 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     assert "read by Spark: True" in said
     queue = Queue.open(path)
     assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
-    strict = ("--value-schema", "no STRING", "--invalid", "reject")
+    strict = ("--value-schema", "no STRING", "--invalid", "reject", "--sweep", "1m")
     checkpoint = ("--checkpoint", str(tmp_path / "d"))
     job("worker", tmp_path / "other", *worker, *checkpoint, *available, *strict)
-    assert Queue.open(tmp_path / "other").group("g").stats().dead == 3
+    assert Queue.open(tmp_path / "other").group("g").stats().dead_lettered == 3, "it has swept"
     assert "routed: 1" in job("sweep", path)[0]
     (letter,) = queue.dead_letters.group("look").lease("w", max_messages=9).messages
     assert (letter.key, letter.headers["spark_mq.error"]) == ("2", "no such customer")

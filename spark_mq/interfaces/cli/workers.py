@@ -129,6 +129,14 @@ def work(
             "off. Default: 30s, and off in an object store."
         ),
     ] = None,
+    sweep_every: Annotated[
+        str | None,
+        option(
+            "Also sweep the queue so often, 1s to 1h. Of all workers one at a time does. Default: "
+            "another process sweeps.",
+            "--sweep",
+        ),
+    ] = None,
     create_group: Annotated[
         bool,
         option(
@@ -159,6 +167,7 @@ def work(
             shutdown_timeout=shutdown_timeout,
             until=until,
             heartbeat=heartbeat,
+            sweep=sweep_every,
         )
     if summary.blocked_because:  # a warning in the log names the group and the counts
         ctx.exit_code = FAILED

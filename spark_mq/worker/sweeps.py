@@ -1,0 +1,187 @@
+"""Let the workers of a queue sweep it, one of them at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from spark_mq.delta.store_errors import one_line
+from spark_mq.maintenance.sweep import run_sweep
+from spark_mq.operations.context import QueueContext
+from spark_mq.storage.heartbeat_files import (
+    Heartbeat,
+    heartbeat_path,
+    read_heartbeats,
+    write_heartbeat,
+)
+from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.show import printable
+from spark_mq.util.validation import invalid, validate_duration
+from spark_mq.worker.state import WorkState
+
+__all__ = ["Sweeps", "sweep_interval", "sweeping"]
+
+_log = logging.getLogger("spark_mq.worker")
+
+_PLACE: Final = "~sweep"  # of the files that say who sweeps, beside those of groups
+_LOOK_SECONDS: Final = 1.0  # until the first sweep, which spares short runs, and between two looks
+_STOP_SECONDS: Final = 1.0  # for a sweep that runs at the end. It then goes on in its own thread
+_MAX_PAUSE: Final = 10 * SECOND  # until the next try of who gave way
+_LEAST: Final = SECOND
+_MOST: Final = 3600 * SECOND
+BUSY, DONE = "busy", "idle"
+
+
+def sweep_interval(given: Duration) -> int:
+    """Return the microseconds between two sweeps. Raise InvalidOption."""
+    interval = validate_duration("sweep", given)
+    if not _LEAST <= interval <= _MOST:
+        raise invalid("sweep", given, "is not valid: give 1s to 1h")
+    return interval
+
+
+class _Sweeper:
+    """Sweeps one queue, unless another process has done so within the interval."""
+
+    def __init__(self, queue: QueueContext, interval: int) -> None:
+        self._queue, self._interval = queue, interval
+        self._id = uuid.uuid4().hex
+        self._look_at = 0  # when to look again, in microseconds since 1970
+        self._running = threading.Lock()
+        self._failed = False
+
+    def sweep(self, *, last: bool = False) -> bool:
+        """Sweep if it is due, and return whether it was. The `last` one only minds who sweeps now.
+
+        A failure disturbs nobody. The next sweep goes on from there.
+        """
+        if not self._running.acquire(blocking=False):
+            return False
+        try:
+            return self._sweep(last)
+        except Exception as error:
+            level = logging.INFO if self._failed else logging.WARNING
+            self._failed = True
+            text = "the sweep of queue %s failed, and is tried again: %s"
+            _log.log(level, text, self._queue.path, one_line(error))
+            return False
+        finally:
+            self._running.release()
+
+    def _sweep(self, last: bool) -> bool:
+        now = self._queue.now()
+        if not last and 0 <= self._look_at - now <= self._interval:  # a clock may be set back
+            return False
+        self._look_at = now + self._interval  # also after a failure
+        fresh = self._fresh(now, last)
+        if fresh:
+            self._look_at = max(one.seen_at for one in fresh) + self._interval
+            return False
+        self._write(now, now, BUSY)
+        # Each writes before it looks again, so of two that begin at once one sees the other.
+        if self._fresh(now, last=True):
+            self._queue.ledgers.files.delete(heartbeat_path(_PLACE, self._id))
+            pause = min(self._interval, _MAX_PAUSE)
+            self._look_at = now + int(random.random() * pause)  # both may have given way
+            return False
+        try:
+            report = run_sweep(self._queue)
+        finally:
+            ended = self._queue.now()
+            self._write(now, ended, DONE)
+            self._look_at = ended + self._interval
+        self._failed = False
+        _log.info("swept queue %s: %s", self._queue.path, report)
+        return True
+
+    def _fresh(self, now: int, last: bool) -> list[Heartbeat]:
+        """Return the sweeps that count. Delete the files of those that are long over."""
+        files, fresh = self._queue.ledgers.files, list[Heartbeat]()
+        for one in read_heartbeats(files, _PLACE):
+            own = one.worker_id == self._id
+            if abs(now - one.seen_at) < self._interval:
+                if not (last and (own or one.state == DONE)):
+                    fresh.append(one)
+            elif not own and one.is_gone(now):
+                files.delete(heartbeat_path(_PLACE, one.worker_id))
+        return fresh
+
+    def _write(self, began: int, now: int, state: str) -> None:
+        note = Heartbeat(
+            self._id, printable(socket.gethostname())[:255], os.getpid(), "", began, now,
+            self._interval, state, 0,
+        )  # fmt: skip
+        write_heartbeat(self._queue.ledgers.files, heartbeat_path(_PLACE, self._id), note)
+
+
+class Sweeps:
+    """The sweeps of a process: of each queue once in an interval, in a thread of their own."""
+
+    def __init__(self, queues: Iterable[QueueContext], interval: int) -> None:
+        by_path = {queue.path: queue for queue in queues}
+        self._sweepers = [_Sweeper(queue, interval) for queue in by_path.values()]
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._began = False
+
+    def run(self) -> None:
+        """Sweep what is due now."""
+        for sweeper in self._sweepers:
+            sweeper.sweep()
+
+    def run_until(self, ended: threading.Event) -> None:
+        """Sweep what is due until the event is set."""
+        while not ended.wait(_LOOK_SECONDS):
+            self.run()
+
+    def run_last(self) -> None:
+        """Sweep once more, because the work has ended."""
+        for sweeper in self._sweepers:
+            sweeper.sweep(last=True)
+
+    def follow(self) -> None:
+        """Sweep in a thread after some work, within the interval. Do not wait for it."""
+        with self._lock:
+            if self._timer is not None:
+                return
+            seconds = self._interval / SECOND if self._began else _LOOK_SECONDS
+            self._began = True
+            self._timer = threading.Timer(seconds, self._run_once)
+            self._timer.name, self._timer.daemon = "spark_mq sweep", True
+            self._timer.start()
+
+    def _run_once(self) -> None:
+        with self._lock:
+            self._timer = None  # what is done from now on needs another sweep
+        self.run()
+
+
+@contextmanager
+def sweeping(
+    queues: Iterable[QueueContext], given: Duration | None, state: WorkState
+) -> Iterator[None]:
+    """Sweep during the block, and once more if its work ends by itself. Raise InvalidOption."""
+    if given is None:
+        yield
+        return
+    sweeps, ended = Sweeps(queues, sweep_interval(given)), threading.Event()
+    # Handlers must not wait for a sweep, and neither must the end of their work.
+    thread = threading.Thread(
+        target=sweeps.run_until, args=(ended,), name="spark_mq sweep", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_STOP_SECONDS)
+    if state.finished:
+        sweeps.run_last()

@@ -1,0 +1,215 @@
+"""Workers that sweep their queue, one of them at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.handles import again, until
+from support.tables import context_of
+
+from spark_mq import Queue, ReceivedMessage, Reject
+from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
+from spark_mq.testing import ManualClock
+from spark_mq.util.clock import SECOND
+from spark_mq.worker import sweeps
+from spark_mq.worker.sweeps import Sweeps
+
+MINUTE = 60 * SECOND
+
+
+@pytest.fixture
+def swept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queues that were swept, each by its path. Nothing waits for the first sweep."""
+    paths = list[str]()
+    real = sweeps.run_sweep
+
+    def run(queue: Any) -> Any:
+        paths.append(queue.path)
+        return real(queue)
+
+    monkeypatch.setattr(sweeps, "run_sweep", run)
+    monkeypatch.setattr(sweeps, "_LOOK_SECONDS", 0.01)
+    return paths
+
+
+def sweeps_of(queue: Queue) -> Sweeps:
+    return Sweeps([context_of(queue)], MINUTE)
+
+
+def sweepers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "spark_mq sweep"]
+
+
+def refuse(message: ReceivedMessage) -> None:
+    raise Reject("bad")
+
+
+@pytest.mark.parametrize("sweep", [None, "1m"])
+def test_a_worker_that_ends_by_itself_has_routed_its_dead_letters(
+    queue: Queue, sweep: str | None
+) -> None:
+    queue.publish(["a"])
+    queue.group().work(refuse, until="empty", sweep=sweep)
+    assert queue.describe().dead_letters == (0 if sweep is None else 1)
+
+
+def test_a_worker_sweeps_while_it_runs(queue: Queue, swept: list[str]) -> None:
+    queue.publish(["a"])
+    stop = threading.Event()
+    worker = threading.Thread(
+        target=queue.group().work, args=(refuse,), kwargs={"stop": stop, "sweep": "1m"}
+    )
+    worker.start()
+    until(lambda: swept)
+    stop.set()
+    worker.join(60)
+    assert not worker.is_alive()
+    assert swept == [queue.path]
+
+
+def test_within_an_interval_one_process_sweeps(
+    make: Callable[..., Queue], clock: ManualClock, swept: list[str]
+) -> None:
+    queue = make()
+    first, second = sweeps_of(queue), sweeps_of(again(queue))
+    for swept_by_then in (1, 2, 3):
+        for _ in range(2):
+            second.run()
+            first.run()
+        assert len(swept) == swept_by_then
+        clock.advance("61s")
+
+
+def together(call: Callable[..., Any], threads: int = 2) -> Callable[..., Any]:
+    """A function whose first calls of some threads end at the same time."""
+    all_done = threading.Barrier(threads, timeout=60)
+    seen = set[int]()
+
+    def wait(*given: Any) -> Any:
+        result = call(*given)
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            all_done.wait()
+        return result
+
+    return wait
+
+
+def test_two_that_begin_at_once_give_way_and_one_sweeps_soon(
+    make: Callable[..., Queue],
+    clock: ManualClock,
+    swept: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither sees the other at first, and each has written its file before they look again."""
+    queue = make()
+    both = [sweeps_of(queue), sweeps_of(again(queue))]
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps, "read_heartbeats", together(sweeps.read_heartbeats))
+        patch.setattr(sweeps, "write_heartbeat", together(sweeps.write_heartbeat))
+        threads = [threading.Thread(target=one.run) for one in both]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(swept) <= 1, "the later one to look sees the other"
+    clock.advance("10s")
+    for one in both:
+        one.run()
+    assert swept == [queue.path]
+
+
+def test_a_sweep_that_was_killed_holds_up_the_others_for_an_interval(
+    make: Callable[..., Queue], clock: ManualClock, swept: list[str]
+) -> None:
+    queue = make()
+    files, now = context_of(queue).ledgers.files, context_of(queue).now()
+    killed = Heartbeat("killed", "host", 1, "", now, now, MINUTE, sweeps.BUSY, 0)
+    write_heartbeat(files, heartbeat_path("~sweep", "killed"), killed)
+    own = sweeps_of(queue)
+    own.run()
+    own.run_last()
+    assert swept == []
+    clock.advance("61s")
+    own.run()
+    assert swept == [queue.path]
+    clock.advance("61s")
+    own.run()
+    assert len(list(files.iterate("_workers/~sweep"))) == 1, "only its own file is left"
+
+
+def test_neither_handlers_nor_the_end_wait_for_a_sweep(
+    queue: Queue, swept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def hang(_: Any) -> None:
+        began.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(sweeps, "run_sweep", hang)
+    monkeypatch.setattr(sweeps, "_STOP_SECONDS", 0.01)
+
+    def handle(message: ReceivedMessage) -> None:
+        assert began.wait(60)
+
+    queue.publish([str(number) for number in range(50)])
+    try:
+        assert queue.group().work(handle, until="settled", sweep="1s").acked == 50
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+
+
+def test_a_sweep_that_fails_disturbs_nobody_and_is_tried_again(
+    make: Callable[..., Queue],
+    clock: ManualClock,
+    swept: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = make()
+    caplog.set_level(logging.WARNING)
+    own = sweeps_of(queue)
+
+    def fail(_: Any) -> None:
+        raise StorageError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps, "run_sweep", fail)
+        own.run()
+    assert f"the sweep of queue {queue.path} failed, and is tried again: the disk" in caplog.text
+    own.run()
+    assert swept == []
+    clock.advance("61s")
+    own.run()
+    assert swept == [queue.path]
+
+
+def test_a_stream_sweeps_after_a_batch_in_a_thread_of_its_own(
+    queue: Queue, swept: list[str]
+) -> None:
+    own = sweeps_of(queue)
+    own.follow()
+    own.follow()
+    until(lambda: swept and not sweepers())
+    own.follow()
+    (timer,) = sweepers()
+    assert timer.daemon
+    assert isinstance(timer, threading.Timer)
+    timer.cancel()
+    assert timer.interval == timedelta(minutes=1).total_seconds()
+    assert swept == [queue.path]
+
+
+@pytest.mark.parametrize("wrong", ["0.5s", "2h", 0, "often", True])
+def test_a_wrong_interval_is_refused(queue: Queue, wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match="sweep=") as caught:
+        queue.group().work(print, until="empty", sweep=wrong)
+    assert caught.value.data["option"] == "sweep"
