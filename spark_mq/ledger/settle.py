@@ -84,7 +84,15 @@ class SettlePart:
 
 @dataclass(frozen=True, slots=True)
 class Settle(Command[list[SettleOutcome]]):
-    """Settle messages of several leases, in order."""
+    """Settle messages of several leases, in order.
+
+    A lease may hold messages after its deadline, until another lease takes them. Then ack and
+    reject count as usual. A nack or release expires them first and then gives up the lease's claim,
+    so it does the same as after another operation's expiry. Messages that are settled already, by
+    any lease, are counted and stay as they are. All others are ``lost``.
+    In an ordered group, a nack or release of some messages also returns the later messages of their
+    keys, uncounted.
+    """
 
     parts: tuple[SettlePart, ...]
 
@@ -141,15 +149,7 @@ def settle_all(
 
 
 def _settle_part(view: View, ledger: Ledger, part: SettlePart) -> tuple[Ledger, SettleOutcome]:
-    """Settle on a ledger in which all other late leases have expired.
-
-    A lease may hold messages after its deadline, until another lease takes them. Then ack and
-    reject count as usual. A nack or release expires them first and then gives up the lease's claim,
-    so it does the same as after another operation's expiry. Messages that are settled already, by
-    any lease, are counted and stay as they are. All others are ``lost``.
-    In an ordered group, a nack or release of some messages also returns the later messages of their
-    keys, uncounted.
-    """
+    """Settle on a ledger in which all other late leases have expired."""
     index, now, rules = view.log, view.now, view.settings
     ordered = is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, part.lease_id):
@@ -267,10 +267,8 @@ class _Settling(LeaseWalker):
         return _released(r, self.now, part.delay)
 
     def _unwritten(self, r: Range) -> Range:
-        """Return the range without the lease's write, if the part names the message.
-
-        The holder names what it does not write. The write of a whole lease may be in the sink.
-        """
+        """Return the range without the lease's write, if the holder names the message."""
+        # It names what it does not write. The write of a whole lease may be in the sink.
         return r._replace(sink_writes=without_last_write(r)) if self._by_name else r
 
 
@@ -307,7 +305,11 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Extend(Command[Extended]):
-    """Extend leases, or some messages of each."""
+    """Extend leases, or some messages of each, never to an earlier deadline.
+
+    Expired messages that no other lease took are leased again. In an ordered group no message is
+    revived after one of its key that has expired. ``settled`` counts the extended messages.
+    """
 
     targets: tuple[tuple[str, list[Interval] | None], ...]  # None for all that a lease holds
     timeout: int | None  # microseconds; None for the group's
@@ -345,11 +347,6 @@ def _extend(
     intervals: Sequence[Interval] | None,
     expires_at: int,
 ) -> tuple[Ledger, SettleOutcome]:
-    """Move the deadline of a lease or of some of its messages, never to an earlier time.
-
-    Expired messages that no other lease took are leased again. In an ordered group no message is
-    revived after one of its key that has expired. ``settled`` counts the extended messages.
-    """
     index = view.log
     extension = _Extension(ledger, index, lease_id, expires_at)
     extension.visit(intervals)

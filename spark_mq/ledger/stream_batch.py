@@ -209,7 +209,12 @@ class LeaveBatch(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class Replay(Command[Grant]):
-    """Give the messages that a batch still holds to another runner, and none beside them."""
+    """Give the messages that a batch still holds to another runner, and none beside them.
+
+    That counts as a delivery. Some messages return to the group instead: all of a batch that was
+    replayed before, and messages without attempts. A message on its last attempt returns too if it
+    has company, unless it failed by itself.
+    """
 
     batch: StreamBatch
     worker_id: str
@@ -242,12 +247,6 @@ class Replay(Command[Grant]):
         return Change(after, grant, note, None if number == replayed else batch.txn(2))
 
     def _grant(self, view: View, ledger: Ledger, *, granted_before: bool) -> tuple[Ledger, Grant]:
-        """Lease what the batch still holds, counted as a delivery.
-
-        Some messages return to the group instead: all of a batch that was replayed before, and
-        messages without attempts. A message on its last attempt returns too if it has company,
-        unless it failed by itself.
-        """
         now, rules, lease_id = view.now, view.settings, self.batch.lease_id
         editor = LedgerEditor(ledger)
         held = editor.remove(rows_held_by_batch(ledger, self.batch.prefix))
