@@ -17,7 +17,7 @@ from support.slot_files import LANES, LAYOUT, file_of
 from spark_mq import GroupSettings
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.lane_shares import BURSTS
-from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 
 #: Keys whose lanes are 0 to 3.
@@ -164,6 +164,21 @@ def test_a_failed_key_at_its_limit_does_not_hold_up_fresh_messages():
     group.rules = replace(group.rules, max_in_flight_per_key=1)
     assert lanes_of(group, group.lease("b", 1)) == [0], "one that failed; the other one waits"
     assert lanes_of(group, group.lease("c", 9)) == [1]
+
+
+def test_a_blocked_message_is_the_reason_although_a_lane_is_at_its_limit():
+    group = group_of(
+        file_of(1, (0, 0, 2), (0, 1, 1)), max_in_flight_per_key=1,
+        max_delivery_attempts=1, on_max_deliveries="block",
+    )  # fmt: skip
+    blocked = sequence(1, 2)
+    assert group.lease("a", 1, intervals=[(blocked, blocked)]) == [blocked]
+    group.settle(NACK, "a")
+    assert group.state(blocked) == "blocked"
+    assert lanes_of(group, group.lease("b", 9)) == [0]
+    grant = group.ask("c", 9)
+    assert grant.blocked_because.startswith(f"message {blocked} is past its limit")
+    assert not grant.blocked_for_now, "only the owner can help"
 
 
 def test_messages_without_a_key_have_no_limit():
