@@ -25,11 +25,11 @@ from spark_mq.ledger.lost import without_lost
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
+from spark_mq.ledger.selection import FILTERED, OTHER_GROUP, REPLACED
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.stream_batch import StreamBatch
 from spark_mq.ledger.transitions import expire_leases, rejected
-from spark_mq.ledger.walk_filter import FILTERED, OTHER_GROUP, REPLACED
 from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.user import worker_label
 

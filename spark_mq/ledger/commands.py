@@ -17,8 +17,8 @@ from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.selection import RowRuns
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.walk_filter import RowRuns
 
 __all__ = [
     "DROP_GROUP",

@@ -24,9 +24,9 @@ from spark_mq.ledger.ranges import (
     range_between,
 )
 from spark_mq.ledger.schedule import add_scheduled, split_by_time
+from spark_mq.ledger.selection import OTHER_GROUP, RowRuns, SelectedPiece
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import SinkWrite, with_write
-from spark_mq.ledger.walk_filter import OTHER_GROUP, RowRuns, SelectedPiece
 
 __all__ = [
     "MAX_LEASES_WITHOUT_FRESH",

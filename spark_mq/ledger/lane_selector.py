@@ -39,9 +39,8 @@ from spark_mq.ledger.lane_walk import LaneWalk, OneLaneWalk, OrderedWalk
 from spark_mq.ledger.limits import LAST_ATTEMPT
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
-from spark_mq.ledger.selection import Selection
+from spark_mq.ledger.selection import Selection, WalkFilter
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.walk_filter import WalkFilter
 
 __all__ = [
     "LaneSelector",

@@ -14,9 +14,8 @@ from typing import Final
 
 from spark_mq.ledger.budget import Budget
 from spark_mq.ledger.candidates import Candidates, Part
-from spark_mq.ledger.selection import Selection
+from spark_mq.ledger.selection import SelectedPiece, Selection
 from spark_mq.ledger.slots import FileSlots, lowest_of
-from spark_mq.ledger.walk_filter import SelectedPiece
 
 __all__ = ["FilePiece", "LaneWalk", "OneLaneWalk", "OrderedWalk", "Visit"]
 

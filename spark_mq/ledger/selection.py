@@ -2,16 +2,174 @@
 
 from __future__ import annotations
 
-from typing import Final
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from spark_mq.ledger.budget import Budget
-from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.walk_filter import SelectedPiece, WalkFilter, add_joined
+from spark_mq.ledger.intervals import Interval, split_at
+from spark_mq.ledger.message_index import DataFile, MessageIndex
+from spark_mq.ledger.ranges import AVAILABLE, Ledger
+from spark_mq.ledger.settings import GroupSettings
 
-__all__ = ["MAX_PIECES", "Selection"]
+__all__ = [
+    "FILTERED",
+    "MAX_FILTERED_FILES",
+    "MAX_FILTERED_PIECES",
+    "MAX_PIECES",
+    "OTHER_GROUP",
+    "REPLACED",
+    "RowRuns",
+    "SelectedPiece",
+    "Selection",
+    "WalkFilter",
+]
 
+FILTERED: Final = "filtered"  # the event of messages that a filter does not match
+REPLACED: Final = "replaced"  # and of those that a later one replaces
+OTHER_GROUP: Final = "other_group"  # and of those that were published for another group alone
 MAX_PIECES: Final = 1_000  # more pieces in one lease would make its commit large
+MAX_FILTERED_PIECES: Final = 4_000
+"""Pieces that a lease and what it skips may have. More would make its commit large."""
+MAX_FILTERED_FILES: Final = 1_000  # with messages that one lease skips, so that it commits soon
+
+
+class SelectedPiece(NamedTuple):
+    """Messages that a lease takes, or skips."""
+
+    row: int | None  # of the ledger; None for unread messages
+    first: int
+    last: int
+    messages: int
+    event: str = ""  # that settles messages which the lease skips
+
+
+def _add_joined(
+    taken: list[SelectedPiece],
+    index: MessageIndex,
+    row: int | None,
+    begins: int,
+    run: Interval,
+    *,
+    event: str = "",
+) -> None:
+    """Add a run of a file from `begins` on. Join it with the last piece if they touch."""
+    (first, last), before = run, taken[-1] if taken else None
+    count = last - first + 1
+    if before is not None and (before.row, before.event) == (row, event):
+        near = before.last + 1 == first or first == begins
+        if near and before.last < first and not index.count(before.last + 1, first - 1):
+            first, count = before.first, before.messages + count
+            taken.pop()
+    taken.append(SelectedPiece(row, first, last, count, event))
+
+
+@dataclass(frozen=True, slots=True)
+class RowRuns:
+    """The rows of a data file in runs, of which every other one matches a filter."""
+
+    ends: array[int]  # the row after each run
+    first_matches: bool
+
+    @property
+    def all_match(self) -> bool:
+        return self.first_matches and len(self.ends) == 1
+
+    def between(self, low: int, high: int) -> Iterator[tuple[bool, int, int]]:
+        """Yield whether each run matches, and its first and last row, in order."""
+        at = bisect_right(self.ends, low)
+        while low <= high:
+            end = min(self.ends[at] - 1, high)
+            yield (at % 2 == 0) is self.first_matches, low, end
+            low, at = end + 1, at + 1
+
+
+class WalkFilter:
+    """The messages of a walk that a lease takes, and those that it skips.
+
+    It skips messages that were published for another group alone, those that later ones replace,
+    and those that the group's filter does not match.
+    Messages of files that no check has read count as matching. Messages that were leased before are
+    never skipped.
+    """
+
+    def __init__(
+        self,
+        matches: Mapping[str, RowRuns] | None,
+        replaced: Mapping[int, Sequence[Interval]],
+        ledger: Ledger,
+        index: MessageIndex,
+        room: int,
+    ) -> None:
+        self._matches, self._index = {} if matches is None else matches, index
+        self._replaced, self._group = replaced, ledger.head.group
+        self._most = max(2, min(MAX_FILTERED_PIECES, room))
+        leased = ("first_leased_at", "is set", True)
+        self._leased = frozenset(ledger.find((AVAILABLE,), leased))
+        self.skipped: list[SelectedPiece] = []
+        self._files = set[int]()  # those with skipped messages, by first sequence
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        index: MessageIndex,
+        rules: GroupSettings,
+        matches: Mapping[str, RowRuns] | None,
+    ) -> WalkFilter | None:
+        """Return the filter of a lease, or None if the group gets all messages."""
+        start = ledger.head.start_sequence
+        replaced = index.replaced_after(start)
+        if matches is None and not replaced and not index.is_addressed_after(start):
+            return None
+        room = rules.max_tracked_ranges - ledger.size
+        return cls(matches, replaced, ledger, index, room)
+
+    def is_full(self, pieces: int) -> bool:
+        """Return whether a lease of some pieces must end."""
+        full = pieces + len(self.skipped) >= self._most
+        return full or len(self._files) >= MAX_FILTERED_FILES
+
+    def runs(self, row: int | None, first: int, last: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the bounds of each run of some messages of one file, with the event that skips it.
+
+        The event of messages that a lease may take is an empty text.
+        """
+        file = self._index.file_at(first)
+        if row in self._leased:
+            yield "", first, last
+            return
+        if file.group not in ("", self._group):
+            yield OTHER_GROUP, first, last
+            return
+        replaced = self._replaced.get(file.first, ())
+        for is_replaced, low, high in split_at(replaced, first, last):
+            if is_replaced:
+                yield REPLACED, low, high
+            else:
+                yield from self._filtered(file, low, high)
+
+    def _filtered(self, file: DataFile, first: int, last: int) -> Iterator[tuple[str, int, int]]:
+        runs = self._matches.get(file.path)
+        if runs is None or runs.all_match:
+            yield "", first, last
+            return
+        for matches, low, high in runs.between(first - file.first, last - file.first):
+            yield "" if matches else FILTERED, file.first + low, file.first + high
+
+    def skip(self, row: int | None, begins: int, run: Interval, event: str) -> None:
+        """Note messages of the file from `begins` on that the lease skips."""
+        self._files.add(begins)
+        _add_joined(self.skipped, self._index, row, begins, run, event=event)
+
+    def without_skipped(self) -> WalkFilter:
+        """Return the same filter for another walk."""
+        other = copy(self)
+        other.skipped, other._files = [], set()
+        return other
 
 
 class Selection:
@@ -85,5 +243,5 @@ class Selection:
         """Add what fits of a run of one file, and return how many messages."""
         if fits := self.budget.take(*run, most):
             run = (run[0], run[0] + fits - 1)
-            add_joined(self.taken, self.index, row, begins, run)
+            _add_joined(self.taken, self.index, row, begins, run)
         return fits

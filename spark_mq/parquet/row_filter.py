@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_filter import HEADER, KEY_PREFIX
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.ledger.walk_filter import RowRuns
+from spark_mq.ledger.selection import RowRuns
 from spark_mq.parquet.files import read_unless_damaged
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.columns import to_array

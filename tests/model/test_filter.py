@@ -21,7 +21,7 @@ from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.commands import FileProblems
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.walk_filter import RowRuns
+from spark_mq.ledger.selection import RowRuns
 
 from .mutants import Mutant
 from .reference import ReferenceGroup, ReferenceMessage

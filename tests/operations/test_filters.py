@@ -16,7 +16,7 @@ from support.tables import as_in_a_store, context_of
 
 from spark_mq import ConsumerGroup, Message, Queue
 from spark_mq.inspect.stats import StatsReader
-from spark_mq.ledger import walk_filter
+from spark_mq.ledger import selection
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -282,7 +282,7 @@ def test_what_another_thread_finds_meanwhile_is_not_taken_for_known(
 ) -> None:
     """Another thread checks the file just after the lease has taken its messages."""
     publish(queue, "us-1", "eu-1")
-    other, take, done = queue.group("other"), walk_filter.WalkFilter.runs, list[str]()
+    other, take, done = queue.group("other"), selection.WalkFilter.runs, list[str]()
     other.configure(filter=EU)
 
     def runs(own: Any, *args: Any) -> Any:
@@ -292,7 +292,7 @@ def test_what_another_thread_finds_meanwhile_is_not_taken_for_known(
             assert leased(other) == ["eu-1"]
         return found
 
-    monkeypatch.setattr(walk_filter.WalkFilter, "runs", runs)
+    monkeypatch.setattr(selection.WalkFilter, "runs", runs)
     assert leased(group) == ["eu-1"]
     assert done
 

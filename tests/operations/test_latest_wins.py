@@ -14,7 +14,7 @@ from support.tables import as_in_a_store, context_of, messages_of
 
 from spark_mq import ConsumerGroup, Message, PublishReceipt, Queue
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.ledger import walk_filter
+from spark_mq.ledger import selection
 from spark_mq.ledger.message_index import sequence
 from spark_mq.ledger.replaced import MAX_REPLACED_BYTES, encode_replaced
 from spark_mq.testing import ManualClock, memory_queue
@@ -328,7 +328,7 @@ def test_a_seek_back_delivers_the_last_only(queue: Queue) -> None:
 def test_a_queue_that_replaces_nothing_walks_as_before(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(walk_filter.WalkFilter, "__init__")
+    monkeypatch.delattr(selection.WalkFilter, "__init__")
     queue = make(dedup_window="1h", dedup_replaces=True)
     queue.group().ensure()
     publish(queue, "a1")

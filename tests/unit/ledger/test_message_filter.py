@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark_mq import GroupSettings
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_filter import Filters, filter_id
-from spark_mq.ledger.walk_filter import RowRuns
+from spark_mq.ledger.selection import RowRuns
 
 KIND = Filters()
 
