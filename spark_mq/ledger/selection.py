@@ -107,8 +107,8 @@ class WalkFilter:
         self._matches, self._index = {} if matches is None else matches, index
         self._replaced, self._group = replaced, ledger.head.group
         self._most = max(2, min(MAX_FILTERED_PIECES, room))
-        leased = ("first_leased_at", "is set", True)
-        self._leased = frozenset(ledger.find((AVAILABLE,), leased))
+        delivered = ("first_leased_at", "is set", True)
+        self._delivered_rows = frozenset(ledger.find((AVAILABLE,), delivered))
         self.skipped: list[SelectedPiece] = []
         self._files = set[int]()  # those with skipped messages, by first sequence
 
@@ -139,7 +139,7 @@ class WalkFilter:
         The event of messages that a lease may take is an empty text.
         """
         file = self._index.file_at(first)
-        if row in self._leased:
+        if row in self._delivered_rows:
             yield "", first, last
             return
         if file.group not in ("", self._group):

@@ -329,14 +329,14 @@ class Extend(Command[Extended]):
         now, rules = view.now, view.settings
         after = expire_leases(view.ledger, now, rules, view.held)
         deadline = now + (self.timeout or rules.visibility_timeout // MICROSECOND)
-        outcomes, changed = list[SettleOutcome](), False
+        outcomes = list[SettleOutcome]()
         for lease_id, intervals in self.targets:
-            before = settle_expired_held(after, view.log, now, rules, lease_id)
-            after, outcome = _extend(view, before, lease_id, intervals, deadline)
-            changed |= after is not before
+            after = settle_expired_held(after, view.log, now, rules, lease_id)
+            after, outcome = _extend(view, after, lease_id, intervals, deadline)
             outcomes.append(outcome)
         lease_ids = dict.fromkeys(lease_id for lease_id, _ in self.targets)
         note = {"operation": self.name, "lease_id": ",".join(lease_ids)}
+        changed = any(outcome.settled or outcome.returned for outcome in outcomes)
         return Change(after if changed else None, Extended(outcomes, deadline), note)
 
 
@@ -363,7 +363,7 @@ def _extend(
         outcome.settled -= index.count(first, last)
     for first, last in normalise([*stay, *intersect(outcome.ranges, lost)]):
         outcome.add_lost(first, last, "after an unsettled message of its key")
-    outcome.ranges = subtract(outcome.ranges, lost)
+    outcome.ranges, outcome.returned = subtract(outcome.ranges, lost), lost
     return kept, outcome
 
 

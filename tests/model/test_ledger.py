@@ -257,6 +257,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.extend_by(lease_id, timeout * SECOND, sorted(seqs))
 
     def extend_by(self, lease_id, timeout, seqs):
+        timeout = timeout or 1  # microsecond. None and 0 are the group's
         intervals = None if seqs is None else [(seq, seq) for seq in seqs]
         (outcome,) = self.run(Extend(((lease_id, intervals),), timeout)).outcomes
         lost = {seq for first, last, _ in outcome.lost for seq in range(first, last + 1)}
