@@ -5,7 +5,9 @@ Worlds drive it through the public API. The reference judges each lease, and fol
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,7 @@ from support.handles import again
 from support.tables import messages_of
 
 from spark_mq import ConsumerGroup, Lease, Message
+from spark_mq.errors import LeaseLost
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import to_micros
@@ -20,6 +23,17 @@ from spark_mq.util.clock import to_micros
 from .reference import MICROSECOND, ReferenceGroup, ReferenceMessage
 
 SECOND = 1_000_000
+
+
+@dataclass
+class Held:
+    """A lease that its worker has not settled whole."""
+
+    group: str
+    lease: Lease
+    left: list[int]
+    """The sequences that it has not settled by name."""
+    appended: bool = False
 
 
 class PublicQueue:
@@ -33,7 +47,7 @@ class PublicQueue:
         lanes = settings.get("lanes", 0)
         self.lane_of = SlotLayout(lanes).lane if lanes else lambda key: None
         self.groups: dict[str, ReferenceGroup] = {}
-        self.leases: list[tuple[str, Lease]] = []
+        self.leases: list[Held] = []
         for name, own in groups.items():
             self.begin(name, **own)
 
@@ -93,30 +107,50 @@ class PublicQueue:
         if lease is None:
             return None
         chosen = [self.message(name, m.sequence) for m in lease.messages]
-        assert len(chosen) <= limit, f"{len(chosen)} messages are leased, at most {limit} may be"
-        group.check_each(chosen, self.now)
+        group.check_some(chosen, limit, self.now)
         group.granted(chosen, lease.lease_id, "1~w", self.now, to_micros(lease.expires_at))
         counts = {m.sequence: m.delivery_count for m in lease.messages}
         assert counts == {m.seq: m.info["delivery_count"] for m in chosen}, "deliveries"
-        self.leases.append((name, lease))
+        self.leases.append(Held(name, lease, [m.seq for m in chosen]))
         return lease
 
-    def settle(self, how: str, at: int = -1) -> Lease:
-        """Settle a whole lease."""
-        name, lease = self.leases.pop(at)
-        getattr(lease, how)()
-        group = self.groups[name]
-        group.expire_leases(self.now, (lease.lease_id,))
-        group.settle(how, lease.lease_id, None, self.now, whole=True, delay=None, jitter=0.0)
-        return lease
+    def settle(self, how: str, at: int = -1, *named: int) -> None:
+        """Settle all that a lease has left, or messages by name. It may be too late for some."""
+        held = self.leases[at]
+        group, seqs, late = self.groups[held.group], list(named) or held.left, False
+        try:
+            getattr(held.lease, how)(*[named] if named else [])
+        except LeaseLost:
+            late = True
+        group.expire_leases(self.now, (held.lease.lease_id,))
+        _, _, lost = group.settle(
+            how, held.lease.lease_id, seqs, self.now, whole=not named, delay=None, jitter=0.0
+        )
+        assert late == bool(lost), f"{how} is {'' if late else 'not '}refused, and {lost} are lost"
+        held.left = [seq for seq in held.left if seq not in seqs]
+        if not held.left:
+            self.leases.remove(held)
 
-    def expire(self) -> None:
-        """Let all leases end with their workers."""
-        self.clock.advance("70s")
-        self.leases.clear()
+    def extend(self, at: int) -> None:
+        held = self.leases[at]
+        group, lease_id = self.groups[held.group], held.lease.lease_id
+        with contextlib.suppress(LeaseLost):
+            held.lease.extend()
+        group.expire_leases(self.now, (lease_id,))
+        timeout = self.queue.group(held.group).settings.visibility_timeout // MICROSECOND
+        group.extend(lease_id, self.now + timeout)
+
+    def advance(self, duration: str) -> None:
+        """Let time pass, and fold the leases that end."""
+        self.clock.advance(duration)
         for name, group in self.groups.items():
             self.group(name).expire()
             group.expire_leases(self.now)
+
+    def expire(self) -> None:
+        """Let all leases end with their workers."""
+        self.leases.clear()
+        self.advance("70s")
 
     def index(self) -> None:
         """Write the commits so far to ``commits/``, from which a new handle reads them."""

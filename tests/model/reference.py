@@ -31,6 +31,7 @@ DELIVERY = {
 }
 """What is known of a message apart from its state, as of one that was never leased."""
 
+END = 2**63
 ENDED = ("settled", "dead", "transferring")
 """States in which a message holds back no later one of its key."""
 
@@ -736,25 +737,37 @@ class ReferenceGroup:
         wanted_seqs = set(taken)
         chosen = [m for m in self.messages if m.seq in wanted_seqs]
         assert len(chosen) == len(taken)
-        self.check_each(chosen, now)
-        leased = len(self.by_state("leased"))
-        room = wanted.max_messages if self.max_in_flight is None else self.max_in_flight - leased
-        limit = min(wanted.max_messages if self.opened is None else 1, room)
-        assert len(taken) <= max(limit, 0), f"{taken} are leased, at most {limit} may be"
+        limit = self._limit(wanted.max_messages)
+        self.check_some(chosen, wanted.max_messages, now)
         if self.by_lane:
             self._check_lanes(chosen, why, wanted, limit, now)
         else:
             self._check_turn(taken, why, wanted, limit, now)
-        if self.opened is not None and taken:
-            self.trial, self.trial_from = taken[0], now + self.wait_for_trial()
+
+    def _limit(self, limit: int) -> int:
+        """How many messages a lease may have that wants so many."""
+        if self.max_in_flight is not None:
+            limit = min(limit, self.max_in_flight - len(self.by_state("leased")))
+        return limit if self.opened is None else min(1, limit)
+
+    def check_some(self, chosen: Sequence[ReferenceMessage], limit: int, now: int) -> None:
+        """Whether a lease may have these, even if it's the turn of others, and note a trial."""
+        seqs, limit = [m.seq for m in chosen], max(0, self._limit(limit))
+        assert not (seqs and self.stopped(now)), f"{seqs} are leased by a group that is stopped"
+        assert len(chosen) <= limit, f"{seqs} are leased, at most {limit} may be"
+        self.check_each(chosen, now)
+        if self.opened is not None and chosen:
+            self.trial, self.trial_from = seqs[0], now + self.wait_for_trial()
 
     def check_each(self, chosen: Sequence[ReferenceMessage], now: int) -> None:
         """Whether each message of a lease may be leased at all."""
+        stops = [m.seq for m in self.by_state("blocked") if self.order != "key"]
         for m in chosen:
             assert m.state in ("unread", "available"), f"{m.seq:x} is leased, and was {m.state}"
             assert m.due_at <= now, f"{m.seq:x} is leased {m.due_at - now} us too early"
             assert not m.is_skipped, f"{m.seq:x} is leased, and is not for the group"
             assert not m.is_expired(now), f"{m.seq:x} is leased, and has expired"
+            assert m.seq < min(stops, default=END), f"{m.seq:x} is leased behind {stops[0]:x}"
         if self.order == "key":
             self._check_order(chosen, now)
 
