@@ -270,16 +270,16 @@ class LedgerMachine(RuleBasedStateMachine):
         """The replay of a stream's batch, the first time or again."""
         prefix = list(self.batches)[-3:][which % min(3, len(self.batches))]
         self.expire_leases([x for x in self.leases if x.startswith(prefix)] if keep else [])
-        lease_id = self.new_id(f"{prefix}runner")
+        lease_id, timeout = self.new_id(f"{prefix}runner"), timeout * SECOND or 1
         given = {
             "lease_id": lease_id,
             "worker_id": "driver",
-            "expires_at": self.now + timeout * SECOND,
+            "expires_at": self.now + timeout,
         }
         again = self.batches[prefix] > 0
         self.ledger, grant = replayed(
             lease_id, self.ledger, self.index, self.now, self.rules, again=again,
-            timeout=timeout * SECOND,
+            timeout=timeout,
         )  # fmt: skip
         expected = self.reference.replay_batch(prefix, now=self.now, granted_before=again, **given)
         assert [seq for r in grant.ranges for seq in self.expand(r)] == [m.seq for m in expected]
