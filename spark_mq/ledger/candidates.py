@@ -42,17 +42,10 @@ class Candidates:
         named: Sequence[Interval] | None = None,
     ) -> None:
         self.ledger, self.index, self.end = ledger, index, end
-        self._now, self._cutoff, self._named = now, cutoff, named
+        self._now, self._cutoff, self.named = now, cutoff, named
+        self.unread_from = ledger.end_sequence + 1
         self._closing = ledger.find((AVAILABLE, BLOCKED)) if ordered else None
         self._slots: dict[int, int] = {}  # by row, once they were needed
-
-    @property
-    def are_named(self) -> bool:
-        return self._named is not None
-
-    @property
-    def unread_from(self) -> int:
-        return self.ledger.end_sequence + 1
 
     def with_slots(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield rows and their slots. In an ordered group, these are all rows that close slots."""
@@ -73,7 +66,7 @@ class Candidates:
 
     def open_in(self, row: int, slots: int, is_open: int) -> int:
         """Return the open slots of a row from which a lease may take messages."""
-        if self._named is None:
+        if self.named is None:
             return slots & is_open
         open_slots, ledger = 0, self.ledger
         no_lane = self.index.layout.without_lane
@@ -102,14 +95,14 @@ class Candidates:
             yield from parts(r.first, r.last)
 
     def _parts(self, first: int, last: int) -> Iterable[Part]:
-        if self._named is None and last <= self.end:
+        if self.named is None and last <= self.end:
             return ((first, last, 0),)
         return self._split(first, last)
 
     def _split(self, first: int, last: int) -> Iterator[Part]:
         """Split messages into those that a lease may take, and those that only close slots."""
         end = min(last, self.end)
-        named = ((first, end),) if self._named is None else self._named
+        named = ((first, end),) if self.named is None else self.named
         for is_named, low, high in split_at(named, first, end):
             if is_named:
                 yield low, high, 0

@@ -89,7 +89,8 @@ class FileProblems:
             for path, first in index.paths_in(max(r.first, seen_to + 1), r.last):
                 if not self.knows(path):
                     unsure[path] = index.file_at(first)
-            seen_to = index.end_of_file(r.last)
+            if len(ranges) > 1:
+                seen_to = index.end_of_file(r.last)
         return list(unsure.values())
 
     def knows(self, path: str) -> bool:

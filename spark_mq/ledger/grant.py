@@ -105,7 +105,8 @@ def grant_pieces(
 
     The times are the instant of the lease, and until when a message must be due.
     """
-    editor, pieces, skipped = LedgerEditor(ledger), walk.taken, walk.selection.skipped
+    editor, selection = LedgerEditor(ledger), walk.selection
+    pieces, skipped = selection.taken, selection.skipped
     lost = set(claims_on_lanes(ledger, index, walk.lanes)) if walk.lanes else set[int]()
     rows = sorted({*lost, *(piece.row for piece in (*pieces, *skipped) if piece.row is not None)})
     ranges = dict(zip(rows, editor.remove(rows), strict=True)) if rows else {}
@@ -175,7 +176,7 @@ def _add_passed_over(
     Those that only other groups get are settled.
     """
     begin, end = editor.ledger.end_sequence + 1, max([reach, *(last for _, last in taken)])
-    if taken == [(index.first_at_or_after(begin), end)]:
+    if len(taken) == 1 and not index.count(begin, taken[0][0] - 1) and taken[0][1] == end:
         return  # nothing is passed over
     timed = index.has_times(begin, end)
     others = subtract(index.for_others(begin, end, editor.ledger.head.group), taken)

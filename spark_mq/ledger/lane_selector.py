@@ -103,7 +103,7 @@ class LaneSelector:
         self._may_read = any(index.count(*interval) > 0 for interval in unread)
         self._full = _is_full(ledger, now, rules)
         self._priorities = index.priorities_after(ledger.head.start_sequence)
-        self._ordered = is_ordered(index, rules)
+        self._ordered = rules.order == "key" and is_ordered(index, rules)
         divides = not self._ordered and divides_lanes(index, rules)
         self._shares = LaneShares(ledger, index, rules) if divides else None
         self._candidates = Candidates(
@@ -113,18 +113,17 @@ class LaneSelector:
 
     def _new_walk(self, row_filter: WalkFilter | None) -> LaneWalk:
         ledger, index, candidates = self._ledger, self._index, self._candidates
-        selection = Selection(index, self._budget, row_filter)
-        is_open = index.layout.everything
+        if not (self._ordered or self._shares or self._priorities > 1):
+            return OneLaneWalk(candidates, Selection(index, self._budget, row_filter, None))
+        selection, is_open = Selection(index, self._budget, row_filter), index.layout.everything
         if self._ordered:
             is_open &= ~index.layout.of_lanes(held_lanes(ledger, index))
-            blocks = 1 if candidates.are_named else leases_held(ledger) + 2
+            blocks = leases_held(ledger) + 2 if candidates.named is None else 1
             return OrderedWalk(candidates, selection, is_open, blocks=blocks)
         if self._shares is not None:
             is_open &= ~index.layout.of_lanes(self._shares.full_lanes)
             return SharedWalk(candidates, selection, is_open, self._shares)
-        if self._priorities > 1:
-            return LaneWalk(candidates, selection, is_open)
-        return OneLaneWalk(candidates, Selection(index, self._budget, row_filter, None))
+        return LaneWalk(candidates, selection, is_open)
 
     @property
     def _all_are_available(self) -> bool:
@@ -173,7 +172,7 @@ class LaneSelector:
             if above is not None and (self._walk.selection.full or self._leaves(above)):
                 break
             level = self._level(priority, available)
-            if self._walk.taken and not level.mixes:
+            if self._walk.selection.taken and not level.mixes:
                 break
             if undelivered_first:
                 rows = self._due.undelivered()
@@ -185,7 +184,7 @@ class LaneSelector:
             if self._must_wait:
                 return None
             above = level
-        if not (self._walk.taken or self._walk.selection.skipped):
+        if not (self._walk.selection.taken or self._walk.selection.skipped):
             return None
         return grant_pieces(
             self._ledger,
@@ -215,7 +214,7 @@ class LaneSelector:
 
     def _leaves(self, level: _Level) -> bool:
         """Return whether a lease with messages leaves some of a priority to other leases."""
-        if not self._walk.taken:
+        if not self._walk.selection.taken:
             return False
         if not (level.mixes and level.covers_all_due):
             return True
@@ -249,7 +248,7 @@ class LaneSelector:
         isolates = isolates and (self._reads or bool(undelivered))
         if isolates and self._ledger.head.leases_without_fresh >= MAX_LEASES_WITHOUT_FRESH:
             self._walk.take(level.slots, undelivered, reads=self._reads, all_lanes=False)
-            if self._walk.taken:
+            if self._walk.selection.taken:
                 level.covers_all_due = False  # the head is left for a later lease
                 return False
         if level.head.kind == AcquireKind.SUSPECT:

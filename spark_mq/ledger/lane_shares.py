@@ -219,10 +219,10 @@ class SharedWalk(LaneWalk):
         first, shares = max(run[0], self._goes_on.get(slot, 0)), self._shares
         if first > run[1]:
             return
-        before = len(self.taken)
+        before = len(self.selection.taken)
         left = shares.left(slot)
         taken, last_seen = self.selection.take(row, begins, (first, run[1]), left)
-        pieces = self._pieces.get(slot, 0) + len(self.taken) - before
+        pieces = self._pieces.get(slot, 0) + len(self.selection.taken) - before
         self._pieces[slot], self._goes_on[slot] = pieces, last_seen + 1
         shares.take(slot, taken)
         if not shares.left(slot) or pieces >= self._max_pieces:

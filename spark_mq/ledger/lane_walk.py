@@ -14,7 +14,7 @@ from typing import Final
 
 from spark_mq.ledger.budget import Budget
 from spark_mq.ledger.candidates import Candidates, Part
-from spark_mq.ledger.selection import SelectedPiece, Selection
+from spark_mq.ledger.selection import Selection
 from spark_mq.ledger.slots import FileSlots, lowest_of
 
 __all__ = ["FilePiece", "LaneWalk", "OneLaneWalk", "OrderedWalk", "Visit"]
@@ -41,18 +41,15 @@ class LaneWalk:
         self.all_open = is_open
         self._open = is_open  # the slots that are still open in this visit
 
-    @property
-    def taken(self) -> list[SelectedPiece]:
-        return self.selection.taken
-
     def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
         """Take the open messages of some slots, the available rows before unread messages."""
-        begun, visits = len(self.taken), 0
+        taken, visits = self.selection.taken, 0
+        begun = len(taken)
         for visit in self._visits(slots & self.all_open, rows, reads=reads, all_lanes=all_lanes):
             self._visit(visit, rows, reads=reads)
             visits += 1
         if visits > 1:  # Pieces of a higher priority stay in front.
-            self.taken[begun:] = sorted(self.taken[begun:], key=_first_of)
+            taken[begun:] = sorted(taken[begun:], key=_first_of)
 
     def _visits(
         self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool
@@ -63,7 +60,7 @@ class LaneWalk:
     def _visit(self, visit: Visit, rows: Sequence[int], *, reads: bool) -> None:
         self._open, start = visit
         self._take_waiting(rows, start, to_end=reads)
-        if reads and not self.selection.full and self._open:
+        if reads and self._open:
             self._take_unread(max(start, self.candidates.unread_from))
 
     def _take_waiting(self, rows: Sequence[int], start: int, *, to_end: bool) -> None:
@@ -163,7 +160,7 @@ class OneLaneWalk(LaneWalk):
         timed = self._index.has_times(first, last)
         for file in self._index.files_with(0, first, last) if timed else ((first, last),):
             yield file
-            if not self.selection.full and not self.candidates.are_named:
+            if not self.selection.full and self.candidates.named is None:
                 self.reach = file[1]
 
     def _take_part(self, row: int | None, first: int, last: int) -> None:
@@ -192,7 +189,7 @@ class OrderedWalk(LaneWalk):
         rest = copy(self)
         rest.selection = self.selection.emptied(Budget(self._index, 1))
         rest.take(slots & ~self._own, rows, reads=reads, all_lanes=True)
-        return bool(rest.taken)
+        return bool(rest.selection.taken)
 
     def _visits(
         self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool

@@ -135,7 +135,7 @@ def settle_all(
     for lease_id in dict.fromkeys(part.lease_id for part in parts):
         ledger = settle_expired_held(ledger, index, now, rules, lease_id)
     order = list(range(len(parts)))
-    if is_ordered(index, rules):
+    if rules.order == "key" and is_ordered(index, rules):
         # Nacks and releases first, because no other part may settle what they return.
         order.sort(key=lambda at: parts[at].verb not in (NACK, RELEASE))
     outcomes, returned = dict[int, SettleOutcome](), dict[str, list[Interval]]()
@@ -151,7 +151,7 @@ def settle_all(
 def _settle_part(view: View, ledger: Ledger, part: SettlePart) -> tuple[Ledger, SettleOutcome]:
     """Settle on a ledger in which all other late leases have expired."""
     index, now, rules = view.log, view.now, view.settings
-    ordered = is_ordered(index, rules)
+    ordered = rules.order == "key" and is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, part.lease_id):
         ledger, _ = return_behind(ledger, index, now, part.lease_id)
     settling = _Settling(ledger, index, now, rules, part)

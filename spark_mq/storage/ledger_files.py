@@ -44,6 +44,7 @@ from spark_mq.storage.ledger_tag import (
     to_tag,
 )
 from spark_mq.util.advice import shell_command
+from spark_mq.util.collector import without_collections
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.recent import RecentDict
 from spark_mq.util.show import show_name
@@ -108,7 +109,8 @@ class EncodedLedger(NamedTuple):
 def encode_ledger(ledger: Ledger) -> EncodedLedger:
     count = 1 + ledger.size + len(ledger.events)
     if ledger.rows is None or count > _SMALL_ROWS:
-        return EncodedLedger(_encode_table(_file_rows(ledger)), count, None)
+        data = without_collections(lambda: _encode_table(_file_rows(ledger)))
+        return EncodedLedger(data, count, None)
     rows = FileRows.of(ledger)
     return EncodedLedger(encode_rows(rows), count, to_tag(rows))
 

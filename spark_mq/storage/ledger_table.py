@@ -50,7 +50,6 @@ from spark_mq.storage.local_turn import LocalTurn, has_lines
 from spark_mq.storage.shared_look import shared_look_for
 from spark_mq.storage.table_cleanup import clean_ledger_table
 from spark_mq.util.backoff import Backoff
-from spark_mq.util.collector import without_collections
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.validation import RESERVED_PREFIX
@@ -287,7 +286,7 @@ class LedgerTable:
             return list(pool.map(self._write_file, ledgers, ledgers.values()))
 
     def _write_file(self, group: str, ledger: Ledger) -> AddFile:
-        encoded = without_collections(lambda: encode_ledger(ledger))
+        encoded = encode_ledger(ledger)
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
         with wrap_store_errors(self.path, f"changing group {group!r} in"):
             self.files.write(path, encoded.data, sync=False)
