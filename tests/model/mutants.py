@@ -147,7 +147,8 @@ ALL = [
            then(lambda head, a: replace(head, leases_without_fresh=0 if a.fresh else 99))),
     Mutant("what waits comes before what is unread", "singly", "LaneSelector._level",
            then(lambda level, a: (
-               replace(level, head=None, rows=[], alone=True) if a.self._may_read else level))),
+               replace(level, head=None, rows=[], covers_all_due=True)
+               if a.self._may_read else level))),
     Mutant("unread messages do not join while other work waits", "in_places", "DueRanges.are_all",
            returns(True)),
     Mutant("a suspect keeps its place", "three_in_places", "DueRanges.rows_from",
