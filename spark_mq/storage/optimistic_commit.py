@@ -198,7 +198,7 @@ class OptimisticCommit:
             self._turn = self._store.turn(self._batch.delegable, contended=contended)
         turn = self._turn
         if turn is not None and (outcome := turn.wait(until)) is not None:
-            self._won(0.0, shared=turn.shared)
+            self._won(0.0, shared=turn.shared and self._delegation is not None)
             self._batch.accept(outcome)
             self._store.was_changed = True
             return True

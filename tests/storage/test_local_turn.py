@@ -124,6 +124,7 @@ def test_the_first_in_line_commits_for_all_that_wait(
     found = [one.result(30) for one in leases]
     assert acked[0].result(30).settled == 3
     assert len(notes(queue, before)) == 1
+    assert all(ledgers_of(one).backoff.pause == 0 for one in (queue, *handles)), "the line orders"
     assert len(set[int]().union(*map(sequences, found))) == 12
     assert requests(queue) == []
     stats = again(queue).group().stats()
