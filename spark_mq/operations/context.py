@@ -52,6 +52,7 @@ R = TypeVar("R")
 _MARKS: Final = 100_000  # most groups that a trace remembers
 MAX_COMPARED_GROUPS: Final = 100  # with more groups, no name is compared with theirs
 _MAX_NAMED: Final = 10
+_ALIKE: Final = 0.8  # how alike a misspelt name of a group is to the right one
 
 
 class QueueContext:
@@ -432,7 +433,7 @@ def _read_horizon(ledgers: LedgerTable, *, refresh: bool = True) -> int:
 def _misspelt(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was perhaps meant. Numbered names are alike on purpose."""
     stem = _without_digits(name)
-    return suggest(name, (other for other in known if _without_digits(other) != stem))
+    return suggest(name, (other for other in known if _without_digits(other) != stem), _ALIKE)
 
 
 def _without_digits(name: str) -> str:

@@ -344,10 +344,10 @@ def validate_choice(option: str, value: Any, choices: Iterable[str]) -> str:
     raise invalid(option, value, f"is not valid: use one of {', '.join(known)}{suffix}")
 
 
-def suggest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word nearest to a misspelt one, or None if no word is near."""
+def suggest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the known word nearest to a misspelt one, or None if none is `alike`, from 0 to 1."""
     by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=alike)
     return by_lower[close[0]] if close else None
 
 

@@ -84,8 +84,10 @@ def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspel
     queue.group("biling", start="latest").lease("w")
     for number in (9, 10):
         queue.group(f"nightly-{number}").ensure()
+    for unlike in ("third", "other"):
+        queue.group(unlike).ensure()
     reported = [(r.levelname, r.getMessage()) for r in caplog.records]
-    assert [level for level, _ in reported] == ["INFO", "INFO", "WARNING", "INFO", "INFO"]
+    assert [level for level, _ in reported] == ["INFO", "INFO", "WARNING", *["INFO"] * 4]
     assert reported[0][1] == f"group 'billing' is created in {queue.path}, at earliest"
     assert "'biling'" in reported[2][1]
     assert "latest" in reported[2][1]

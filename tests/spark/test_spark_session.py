@@ -85,4 +85,8 @@ def test_packages_and_extensions_of_the_user_stay() -> None:
         "org.example.Extensions,io.delta.sql.DeltaSparkSessionExtension"
     )
     assert changed["spark.app.id"] == "x"
+    assert changed["spark.databricks.delta.snapshotPartitions"] == "2"  # on one machine
+    assert "spark.databricks.delta.snapshotPartitions" not in delta_settings(
+        {"spark.master": "yarn"}, usual
+    )
     assert delta_settings(changed, usual) == changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from spark_mq.interfaces.cli.command import (
     option,
     stopping,
 )
-from spark_mq.interfaces.cli.output import FAILED, Column, Pages, Rows, complain
+from spark_mq.interfaces.cli.output import FAILED, Column, Pages, Rows, complain, note
 from spark_mq.interfaces.cli.progress import track
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
@@ -169,6 +170,8 @@ def work(
             heartbeat=heartbeat,
             sweep=sweep_every,
         )
+    if summary.failed and not logging.getLogger("spark_mq").isEnabledFor(logging.INFO):
+        note("the function failed: spark-mq --verbose work shows each kind of error once")
     if summary.blocked_because:  # a warning in the log names the group and the counts
         ctx.exit_code = FAILED
     return summary
