@@ -286,7 +286,9 @@ MUTANTS: list[tuple[str, str, Variant]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("feature", "name", "variant"), MUTANTS, ids=[m[1] for m in MUTANTS])
-def test_no_rule_can_be_missed(feature: str, name: str, variant: Variant, tmp_path: Path) -> None:
+def test_a_wrong_rule_shows_through_the_public_api(
+    feature: str, name: str, variant: Variant, tmp_path: Path
+) -> None:
     mix = next(mix for mix in MIXES if feature in mix)
     with rule_variant(name, variant), pytest.raises(AssertionError):
         run(mix, tmp_path, 100, phases=[Phase.generate], derandomize=True)
