@@ -11,7 +11,7 @@ import copy
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -156,6 +156,7 @@ class _Batch:
         self.notes: Mapping[str, Mapping[str, Any]] = {}
         self.txns: Mapping[str, int] = {}
         self._requests: list[_Unit] = []  # of other writers
+        self._served: list[_Unit] = []  # of these, what the commit runs
         self._alarms: list[tuple[str, str]] = []
         # Of each group, before and after the commit.
         self._heads: Mapping[str, tuple[Any, Ledger]] = {}
@@ -195,7 +196,7 @@ class _Batch:
     ) -> Mapping[str, NextLedger]:
         now, notes = dict(snapshots), dict[str, list[Mapping[str, Any]]]()
         end = time.monotonic() + CHECK_SECONDS
-        self.txns, self._alarms = {}, []
+        self.txns, self._alarms, self._served = {}, [], []
         for unit in (*self._own, *self._requests):
             unit.results = [None] * len(unit.commands)
         for unit, places in self._steps:
@@ -219,7 +220,7 @@ class _Batch:
                     of_step.append((name, change.note))
                 elif unit.request_id is None and not before.looked:
                     return {}  # perhaps the state was old: look, and apply all again
-            if unit.request_id is None or None not in self._encoded(unit):
+            if unit.request_id is None or self._serve(unit, {*notes, *after}):
                 now |= after
                 for name, note in of_step:
                     notes.setdefault(name, []).append(note)
@@ -293,12 +294,18 @@ class _Batch:
         return None if any(data is None for _, data in commands) else commands
 
     def served(self) -> dict[str, Any]:
-        # If the commit did not change a request's groups, another could run the request again.
-        changing = [
-            unit for unit in self._requests if all(name in self.notes for name, _ in unit.commands)
-        ]
-        outcomes = {unit.request_id or "": self._encoded(unit) for unit in changing}
-        return {name: each for name, each in outcomes.items() if None not in each}
+        return {unit.request_id or "": self._encoded(unit) for unit in self._served}
+
+    def _serve(self, unit: _Unit, changed: Set[str]) -> bool:
+        """Return whether the commit runs a request, and note it if so. It runs all or nothing.
+
+        It must change all groups of the request. Otherwise another commit could run the request
+        again and conflict with none of these changes.
+        """
+        serves = {name for name, _ in unit.commands} <= changed and None not in self._encoded(unit)
+        if serves:
+            self._served.append(unit)
+        return serves
 
     @staticmethod
     def _encoded(unit: _Unit) -> list[Any]:

@@ -52,8 +52,16 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
 
 
 def delegate(queue: Queue, *commands: Command[Any], group: str = "default") -> DelegationTurn:
+    return delegate_named(queue, *((group, command) for command in commands))
+
+
+def delegate_named(queue: Queue, *commands: tuple[str, Command[Any]]) -> DelegationTurn:
     """Delegate commands and do no more, as a writer does that waits."""
-    data = [(group, found) for one in commands if (found := encode_command(one)) is not None]
+    data = [
+        (group, encoded)
+        for group, command in commands
+        if (encoded := encode_command(command)) is not None
+    ]
     assert len(data) == len(commands)
     ledgers = ledgers_of(queue)
     assert isinstance(ledgers, LedgerTable)
@@ -142,6 +150,21 @@ def test_a_commit_runs_what_is_delegated_of_all_groups(queue: Queue) -> None:
     assert len(sequences(decode_result(delegated, result))) == 4
     assert {one.worker_id for one in again(queue).group("b").leases()} == {"delegated"}
     assert {one.worker_id for one in again(queue).group().leases()} == {"w"}
+
+
+def test_a_request_that_cannot_change_all_of_its_groups_changes_none(queue: Queue) -> None:
+    """Its writer would run it again, and a lease of the first run would be nobody's."""
+    queue.group("b").ensure()
+    held = queue.group("b").lease("w")
+    assert held is not None
+    held.ack()
+    repeated = Settle((SettlePart("ack", held.lease_id),))
+    turn = delegate_named(again(queue), ("default", lease_of(4)), ("b", repeated))
+    own = leased(sharing(queue), 5)
+    assert len(sequences(own)) == 5
+    assert {lease.worker_id for lease in again(queue).group().leases()} == {"w"}
+    assert turn.outcome() is None
+    turn.close()
 
 
 def test_a_writer_that_meets_commits_to_other_groups_delegates(
