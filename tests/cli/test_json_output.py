@@ -134,7 +134,7 @@ def test_each_command_that_prints_data_is_called() -> None:
 def test_only_the_commands_that_the_reference_names_make_commits(folder: Path, run: Run) -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
     text = " ".join(page.read_text(encoding="utf-8").split())
-    (sentence,) = re.findall(r"These commands make commits: (.*?)\. All others only look", text)
+    (sentence,) = re.findall(r"These commands make commits: (.*?)\. All others only read", text)
     named = re.findall(r"`([a-z]+(?:[ -][a-z]+)*)[^`]*`", sentence)
     made = set()
     for call in CALLS:
