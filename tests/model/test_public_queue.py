@@ -11,6 +11,7 @@ from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -92,6 +93,10 @@ def choose_mixes() -> list[frozenset[str]]:
 MIXES = choose_mixes()
 
 
+def show_mix(mix: frozenset[str]) -> str:
+    return ", ".join(sorted(mix))
+
+
 class Machine(RuleBasedStateMachine):
     """A group with a mix of settings, and one without."""
 
@@ -103,7 +108,7 @@ class Machine(RuleBasedStateMachine):
             of_queue |= FEATURES[name][1]
         self.sink = None
         if "sink" in mix:
-            self.sink = of_group["sink"] = make_sink(folder / str(id(self)))
+            self.sink = of_group["sink"] = make_sink(folder / uuid4().hex)
         groups = {"mix": of_group, "plain": {"max_delivery_attempts": None}}
         given = {"clock_skew": 0, "retry_jitter": 0, "max_delivery_attempts": 3}
         self.world = PublicQueue(groups, **given, **of_queue)
@@ -261,13 +266,13 @@ def run(mix: frozenset[str], folder: Path, examples: int, **more: Any) -> None:
     run_state_machine_as_test(lambda: Machine(mix, folder), settings=given)
 
 
-@pytest.mark.parametrize("mix", MIXES, ids=str)
+@pytest.mark.parametrize("mix", MIXES, ids=show_mix)
 def test_settings_go_together(mix: frozenset[str], tmp_path: Path) -> None:
     run(mix, tmp_path, 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mix", MIXES, ids=str)
+@pytest.mark.parametrize("mix", MIXES, ids=show_mix)
 def test_settings_go_together_in_many_runs(mix: frozenset[str], tmp_path: Path) -> None:
     run(mix, tmp_path, 60)
 
