@@ -42,13 +42,13 @@ def _settle_signals(command: Settle, result: Any) -> list[Signal]:
     verbs = dict.fromkeys(part.verb for part in command.parts)
     if isinstance(result, Exception):
         return [Signal(verb, SETTLE, error=error_type(result)) for verb in verbs]
-    found = []
+    signals = []
     for verb in verbs:
         pairs = zip(command.parts, result, strict=False)
         mine = [outcome for part, outcome in pairs if part.verb == verb]
         lost = _LOST if any(outcome.lost for outcome in mine) else None
-        found.append(Signal(verb, SETTLE, sum(outcome.settled for outcome in mine), lost))
-    return found
+        signals.append(Signal(verb, SETTLE, sum(outcome.settled for outcome in mine), lost))
+    return signals
 
 
 def _ack_signals(messages: Any) -> list[Signal]:
@@ -60,10 +60,10 @@ def _lease_signals(command: Acquire | Replay, result: Grant | Exception) -> list
     details = {"messaging.client.id": worker_label(command.worker_id)}
     if isinstance(result, Exception):
         return [Signal(command.name, RECEIVE, 0, error_type(result), details)]
-    found, messages = _ack_signals(result.acked), result.message_count
+    signals, messages = _ack_signals(result.acked), result.message_count
     if messages:
-        found.append(Signal(command.name, RECEIVE, messages, None, details))
-    return found
+        signals.append(Signal(command.name, RECEIVE, messages, None, details))
+    return signals
 
 
 def log_breaker_change(group: str, queue_path: str, before: Breaker, after: Breaker) -> None:

@@ -129,16 +129,18 @@ class GroupCommitter:
     def run(self, commands: Sequence[Command[Any]], checks: FileChecks | None = None) -> list[Any]:
         """Run commands in one commit, perhaps with others. Return the result or error of each."""
         self._process.check()
-        exclusive = any(one.exclusive for one in commands) or (
+        exclusive = any(command.exclusive for command in commands) or (
             # The commit names the person, and others must not get the name.
-            not all(one.of_worker for one in commands) and current_user() is not None
+            not all(command.of_worker for command in commands) and current_user() is not None
         )
         name = self._group.name
         unit = _Unit([(name, command) for command in commands], checks, exclusive=exclusive)
         if "opentelemetry" not in sys.modules:  # no SDK is set up
             return self._queue.run(unit)
         destination = Destination.of(self._group.queue_path, name)
-        watches = [partial(signals_of, one) if one.of_worker else None for one in commands]
+        watches = [
+            partial(signals_of, command) if command.of_worker else None for command in commands
+        ]
         return watched(destination, watches, lambda: self._queue.run(unit))
 
 
@@ -148,11 +150,13 @@ class _Batch:
     def __init__(self, path: str, group_of: Callable[[str], Group], units: Sequence[_Unit]) -> None:
         self._path, self._group_of, self._own = path, group_of, units
         commands = [command for unit in units for _, command in unit.commands]
-        self.priority = min((one.priority for one in commands), key=_rank, default=Priority.SETTLE)
+        self.priority = min(
+            (command.priority for command in commands), key=_rank, default=Priority.SETTLE
+        )
         # A commit with a person's name must not have what others did.
         self.exclusive = any(unit.exclusive for unit in units) or current_user() is not None
-        self.whole_table = any(one.whole_table for one in commands)
-        self.without_ledger = any(one.without_ledger for one in commands)
+        self.whole_table = any(command.whole_table for command in commands)
+        self.without_ledger = any(command.without_ledger for command in commands)
         self.notes: Mapping[str, Mapping[str, Any]] = {}
         self.txns: Mapping[str, int] = {}
         self._requests: list[_Unit] = []  # of other writers
@@ -175,17 +179,17 @@ class _Batch:
     def take(self, requests: Sequence[DelegatedRequest]) -> None:
         self._requests = []
         for request in requests:
-            found = [_decoded(data) for data in request.commands]
-            known = [one for one in found if one is not None]
-            if known and len(known) == len(found):
+            decoded = [_decoded(data) for data in request.commands]
+            known = [command for command in decoded if command is not None]
+            if known and len(known) == len(decoded):
                 self._requests.append(_Unit(known, request_id=request.request_id))
         units = (*self._own, *self._requests)
         self._held = frozenset(
             lease_id
             for unit in units
-            for _, one in unit.commands
-            if one.priority is Priority.SETTLE
-            for lease_id in one.lease_ids
+            for _, command in unit.commands
+            if command.priority is Priority.SETTLE
+            for lease_id in command.lease_ids
         )
         self._steps = [(unit, [at]) for unit in self._own for at in range(len(unit.commands))]
         self._steps += [(unit, list(range(len(unit.commands)))) for unit in self._requests]
@@ -313,10 +317,12 @@ class _Batch:
         return [encode_result(result) for result in unit.results]
 
     def accept(self, outcome: Any) -> None:
-        found = iter(outcome)
+        outcomes = iter(outcome)
         try:
             for unit in self._own:
-                unit.results = [decode_result(one, next(found)) for _, one in unit.commands]
+                unit.results = [
+                    decode_result(command, next(outcomes)) for _, command in unit.commands
+                ]
         except (TypeError, KeyError, ValueError, AttributeError, StopIteration) as error:
             raise StorageError(
                 f"changing {show_groups(self.groups)}: the commit of another worker ran the "

@@ -59,17 +59,19 @@ class News:
 
     def due_in(self, every: float) -> float:
         """Return the seconds until a last look is `every` seconds old."""
-        return min(one.shared_look.due_in(one.log, every) for one in self._tables)
+        return min(table.shared_look.due_in(table.log, every) for table in self._tables)
 
-    def found(self, every: float) -> bool:
+    def has_news(self, every: float) -> bool:
         """Return whether there is news. Ask the store if a last look is `every` seconds old."""
         with wrap_store_errors(self._tables[0].path, "reading the log of"):
             known = zip(self._tables, self._known, strict=True)
-            news = [one.shared_look.has_news(one.log, version, every) for one, version in known]
+            news = [
+                table.shared_look.has_news(table.log, version, every) for table, version in known
+            ]
         return any(news)
 
     def _count(self) -> Sequence[int]:
-        return [one.notifier.count for one in self._tables]
+        return [table.notifier.count for table in self._tables]
 
 
 class Pauses(Protocol):
@@ -140,6 +142,6 @@ class _StorePauses:
             return True
         if self._clock.since(self._tried_at) < self._pause:
             return False
-        found = self._news.found(self._pause)
+        news = self._news.has_news(self._pause)
         self._pause = min(self._poll, self._pause * 2)
-        return found
+        return news

@@ -294,7 +294,7 @@ class ArchiveTable:
                 configuration=KEPT_BY_THE_SWEEP,
             )
         elif not self._is_own(state):
-            self.log.transact(lambda found: (self._take_over(found), None))
+            self.log.transact(lambda present: (self._take_over(present), None))
 
     def _take_over(self, state: TableState) -> Change | None:
         if self._is_own(state):

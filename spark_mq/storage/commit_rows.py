@@ -113,26 +113,26 @@ def _instants(times: array[int]) -> pa.Array:
 
 def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
     """Return the rows of rewrites, given as path, version and last sequence if it is known."""
-    found = [(path, at, MAX_SEQUENCE if last is None else last) for path, at, last in rewritten]
+    paths = [(path, at, MAX_SEQUENCE if last is None else last) for path, at, last in rewritten]
     columns = {
-        "version": pa.array([version for _, version, _ in found], pa.int64()),
-        "kind": pa.array([REWRITE] * len(found), pa.string()),
-        "path": pa.array([path for path, _, _ in found], pa.string()),
-        "last": pa.array([last for _, _, last in found], pa.int64()),
+        "version": pa.array([version for _, version, _ in paths], pa.int64()),
+        "kind": pa.array([REWRITE] * len(paths), pa.string()),
+        "path": pa.array([path for path, _, _ in paths], pa.string()),
+        "last": pa.array([last for _, _, last in paths], pa.int64()),
     }
-    return _table(len(found), columns)
+    return _table(len(paths), columns)
 
 
 def producer_number_rows(numbers: Iterable[tuple[str, int, int]]) -> pa.Table:
     """Return the rows of producers' numbers, given as app, number and version."""
-    found = list(numbers)
+    listed = list(numbers)
     columns = {
-        "version": pa.array([version for _, _, version in found], pa.int64()),
-        "kind": pa.array([PRODUCER_NUMBER] * len(found), pa.string()),
-        "app": pa.array([app for app, _, _ in found], pa.string()),
-        "number": pa.array([number for _, number, _ in found], pa.int64()),
+        "version": pa.array([version for _, _, version in listed], pa.int64()),
+        "kind": pa.array([PRODUCER_NUMBER] * len(listed), pa.string()),
+        "app": pa.array([app for app, _, _ in listed], pa.string()),
+        "number": pa.array([number for _, number, _ in listed], pa.int64()),
     }
-    return _table(len(found), columns)
+    return _table(len(listed), columns)
 
 
 def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
@@ -164,8 +164,8 @@ def file_columns(rows: pa.Table, wanted: pa.ChunkedArray | None = None) -> FileC
         firsts = to_array(to_arrow(firsts).take(order))
 
     def column(name: str) -> pa.ChunkedArray:
-        found = rows[name].filter(mask)
-        return found if order is None else found.take(order)
+        values = rows[name].filter(mask)
+        return values if order is None else values.take(order)
 
     slots = _texts(firsts, column("slots"))
     return FileColumns(

@@ -63,7 +63,7 @@ _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 def delete_old_requests(files: ObjectStore) -> int:
     """Delete the requests of killed writers, and other old files. Return the number of files."""
     before = time.time() - OLD_SECONDS
-    old = [one.path for one in files.list_all(_ALL) if one.modified < before]
+    old = [file.path for file in files.list_all(_ALL) if file.modified < before]
     old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
     files.delete_many(old)
     return len(old)
@@ -154,7 +154,7 @@ class DelegationTurn(CommitTurn):
             listing = pool.submit(self._files.list, FOLDER)
             self._follow()
             try:
-                return [one for one in listing.result() if is_request(one.path)]
+                return [file for file in listing.result() if is_request(file.path)]
             except OSError as error:  # also a name that the store's client cannot read
                 _log.debug("requests in %s were not listed: %s", self._files.root, error)
                 return []
@@ -174,9 +174,9 @@ class DelegationTurn(CommitTurn):
     def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
         """Note the requests to run. Return whether this writer must commit."""
         own_path = f"{FOLDER}/{self._request.name}"
-        own = next((one for one in listed if one.path == own_path), None)
+        own = next((file for file in listed if file.path == own_path), None)
         # By the store's clock alone: this machine's may be ahead of it.
-        now = max((one.modified for one in listed), default=0.0) if own is None else own.modified
+        now = max((file.modified for file in listed), default=0.0) if own is None else own.modified
         known_after, self._names, self._stale = self._known_after(), [], []
         before = 0
         for info in listed:
@@ -224,17 +224,17 @@ class DelegationTurn(CommitTurn):
             return []
         with ThreadPoolExecutor(min(_THREADS, len(names)) + 1) as pool:
             pool.submit(meanwhile)
-            found = list(pool.map(self._read, names))
-        return [one for one in found if one is not None]
+            requests = list(pool.map(self._read, names))
+        return [request for request in requests if request is not None]
 
     def _read(self, path: str) -> DelegatedRequest | None:
         try:
-            found = DelegatedRequest.decode(path, self._files.read(path))
+            request = DelegatedRequest.decode(path, self._files.read(path))
         except OSError:
             return None  # its writer withdrew it, or will run it itself
-        if found is None:
+        if request is None:
             _left.add((self._files.key, path))
-        return found
+        return request
 
     def leave(self, requests: Iterable[DelegatedRequest]) -> None:
         for request in requests:
@@ -250,7 +250,7 @@ class DelegationTurn(CommitTurn):
         # The files of a killed process are stale soon.
         threading.Thread(
             target=self._delete,
-            args=([*(f"{FOLDER}/{one.name}" for one in requests), *self._stale],),
+            args=([*(f"{FOLDER}/{request.name}" for request in requests), *self._stale],),
             name="spark_mq requests",
             daemon=True,
         ).start()

@@ -69,12 +69,12 @@ class DeltaSink:
 
     def check(self) -> None:
         """Raise InvalidOption if the table cannot be a sink."""
-        found = self._open().metadata()
-        if found.configuration.get(_MAPPING, "none") != "none":
+        metadata = self._open().metadata()
+        if metadata.configuration.get(_MAPPING, "none") != "none":
             raise self._refused(f"it has {_MAPPING}, which delta-rs ignores", "use another table")
-        if '"format": "spark_mq' in (found.description or ""):
+        if '"format": "spark_mq' in (metadata.description or ""):
             raise self._refused("it is a table of a queue", "give the path of the queue itself")
-        if _FORGETS in found.configuration:
+        if _FORGETS in metadata.configuration:
             raise self._refused(
                 f"it has {_FORGETS}, so it would forget which leases it has",
                 "unset the property",
@@ -127,7 +127,8 @@ class DeltaSink:
 
         now = int(time.time() * 1000)
         actions: list[Any] = [
-            AddAction(one.path, one.size, one.partition, now, True, one.statistics) for one in files
+            AddAction(file.path, file.size, file.partition, now, True, file.statistics)
+            for file in files
         ]
 
         def change(table: DeltaTable, transactions: CommitProperties) -> None:
@@ -143,7 +144,7 @@ class DeltaSink:
         from deltalake import Field
         from deltalake.exceptions import CommitFailedError, SchemaMismatchError
 
-        fields = [Field.from_json(one) for one in columns]
+        fields = [Field.from_json(column) for column in columns]
         for _ in range(_TRIES):
             table = self.open()
             try:
@@ -206,8 +207,8 @@ class DeltaSink:
 
     def _number(self, table: DeltaTable, write: SinkWrite, suffix: str) -> int:
         """Return the last number of a write's writer, or of its fences, or -1."""
-        found = table.transaction_version(self._name(write) + suffix)
-        return -1 if found is None else int(found)
+        stored = table.transaction_version(self._name(write) + suffix)
+        return -1 if stored is None else int(stored)
 
     def _transactions(self, write: SinkWrite, *, fence: bool = False) -> CommitProperties:
         from deltalake import CommitProperties, Transaction
@@ -232,12 +233,12 @@ class DeltaSink:
     def describe(self) -> SinkTable:
         """Return what the table asks of rows."""
         table = self.open()
-        found = table.metadata()
+        metadata = table.metadata()
         return SinkTable(
             table.schema().to_json(),
-            list(found.partition_columns),
+            list(metadata.partition_columns),
             frozenset(table.protocol().writer_features or ()),
-            found.configuration,
+            metadata.configuration,
         )
 
     def open(self) -> DeltaTable:
@@ -287,13 +288,13 @@ def _misfits(rows: Any, table: DeltaTable) -> str:
     """Return how the columns of rows differ from those of a table, for people."""
     import pyarrow as pa
 
-    wanted = {one["name"]: one for one in json.loads(table.schema().to_json())["fields"]}
+    wanted = {column["name"]: column for column in json.loads(table.schema().to_json())["fields"]}
     try:
         given = set(pa.schema(rows if hasattr(rows, "__arrow_c_schema__") else rows.schema).names)
     except (AttributeError, TypeError, ValueError):
         return "the columns or their types differ"
     pairs = (("missing", wanted.keys() - given), ("unknown", given - wanted.keys()))
-    found = [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]
-    required = ", ".join(sorted(name for name, one in wanted.items() if not one["nullable"]))
+    misfits = [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]
+    required = ", ".join(sorted(name for name, column in wanted.items() if not column["nullable"]))
     null = f", or is null in {required}, which may not be" if required else ""
-    return "; ".join(found) or f"a value cannot be cast to the type of its column{null}"
+    return "; ".join(misfits) or f"a value cannot be cast to the type of its column{null}"

@@ -57,13 +57,13 @@ class Heartbeat:
     def decode(cls, data: bytes) -> Heartbeat | None:
         """Return what a file says, or None if it cannot be read."""
         try:
-            found = parse_foreign(data.decode())
-            values = {one.name: found[one.name] for one in fields(cls)}
+            stored = parse_foreign(data.decode())
+            values = {field.name: stored[field.name] for field in fields(cls)}
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         numbers = [value for name, value in values.items() if name not in _TEXTS]
         right = all(isinstance(values[name], str) for name in _TEXTS) and all(
-            type(one) is int and EARLIEST <= one <= LATEST for one in numbers
+            type(number) is int and EARLIEST <= number <= LATEST for number in numbers
         )
         return cls(**values) if right else None
 
@@ -84,9 +84,9 @@ def write_heartbeat(files: ObjectStore, path: str, heartbeat: Heartbeat) -> None
 def read_heartbeats(files: ObjectStore, group: str) -> list[Heartbeat]:
     """Return what the workers of a group wrote last, without files that cannot be read."""
     with wrap_store_errors(files.root, f"reading the workers of group {group!r} in"):
-        listed = [one for one in files.iterate(f"{_FOLDER}/{group}") if one.size <= _MAX_BYTES]
+        listed = [file for file in files.iterate(f"{_FOLDER}/{group}") if file.size <= _MAX_BYTES]
     newest = nlargest(MAX_READ, listed, key=attrgetter("modified"))
-    paths = [one.path for one in newest if is_data_path(one.path)]
+    paths = [file.path for file in newest if is_data_path(file.path)]
     if not paths:
         return []
 
@@ -97,7 +97,7 @@ def read_heartbeats(files: ObjectStore, group: str) -> list[Heartbeat]:
             return None  # its worker has ended since
 
     with ThreadPoolExecutor(1 if files.is_local else min(_THREADS, len(paths))) as pool:
-        return [one for one in pool.map(read, paths) if one is not None]
+        return [heartbeat for heartbeat in pool.map(read, paths) if heartbeat is not None]
 
 
 def delete_old_heartbeats(files: ObjectStore) -> int:
@@ -112,8 +112,8 @@ def delete_heartbeats(files: ObjectStore, group: str) -> None:
 
 
 def _delete(files: ObjectStore, folder: str, before: float) -> int:
-    found = [one.path for one in files.iterate_all(folder) if one.modified < before]
-    found = [path for path in found if is_data_path(path)]  # others can be deleted by hand only
-    if found:
-        files.delete_many(found)
-    return len(found)
+    old = [file.path for file in files.iterate_all(folder) if file.modified < before]
+    old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
+    if old:
+        files.delete_many(old)
+    return len(old)

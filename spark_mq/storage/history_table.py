@@ -117,15 +117,15 @@ def _table(
 
     failed = pc.and_(pc.is_in(events["event"], value_set=pa.array(FAILURES)), events["suspect"])
     given = {
-        "day": of_commit((to_datetime(one.at).date() for one in commits), pa.date32()),
-        "version": of_commit((one.version for one in commits), pa.int64()),
+        "day": of_commit((to_datetime(commit.at).date() for commit in commits), pa.date32()),
+        "version": of_commit((commit.version for commit in commits), pa.int64()),
         "ordinal": to_arrow(ordinals).cast(pa.int32()),
-        "committed_at": of_commit((one.at for one in commits), pa.int64()).cast(_INSTANT),
+        "committed_at": of_commit((commit.at for commit in commits), pa.int64()).cast(_INSTANT),
         "consumer_group": pc.coalesce(
             rows["consumer_group"], of_commit((change.group for change in changes), pa.string())
         ),
         "operation": of_commit((change.operation for change in changes), pa.string()),
-        "operation_id": of_commit((one.operation_id for one in commits), pa.string()),
+        "operation_id": of_commit((commit.operation_id for commit in commits), pa.string()),
         "outcome": _outcomes(events),
         "reason": pc.if_else(
             pc.fill_null(pc.equal(events["event"], "returned"), False), BEHIND, events["reason"]
@@ -141,9 +141,9 @@ def _table(
 def _outcomes(events: pa.Table) -> pa.Array:
     names = pc.unique(events["event"])
     ends = pa.array([name and end_reason_of(name) for name in names.to_pylist()], pa.string())
-    found = ends.take(pc.index_in(events["event"].combine_chunks(), value_set=names))
+    outcomes = ends.take(pc.index_in(events["event"].combine_chunks(), value_set=names))
     ended = pc.fill_null(pc.equal(events["state"], SETTLED), False)
-    return pc.if_else(ended, found, pa.scalar(None, pa.string()))
+    return pc.if_else(ended, outcomes, pa.scalar(None, pa.string()))
 
 
 class Archived(NamedTuple):

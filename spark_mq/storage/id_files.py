@@ -93,16 +93,18 @@ class IdBlock:
 
     @classmethod
     def of(cls, name: int, ids: Mapping[bytes, Published], version: int = 0) -> IdBlock:
-        newest = max((one.at for one in ids.values()), default=0)
-        last = max((one.sequence for one in ids.values()), default=sequence(version, 0))
+        newest = max((place.at for place in ids.values()), default=0)
+        last = max((place.sequence for place in ids.values()), default=sequence(version, 0))
         return cls(BlockRef(name, len(ids), newest, last), ids)
 
     def landed(self, version: int) -> IdBlock:
         """Return the block with the version of its commit."""
         own = sequence(version, 0)
         ids = {
-            one: place if place.sequence > _ORDINALS else Published(place.at, own + place.sequence)
-            for one, place in self.ids.items()
+            hashed: place
+            if place.sequence > _ORDINALS
+            else Published(place.at, own + place.sequence)
+            for hashed, place in self.ids.items()
         }
         return IdBlock.of(self.ref.name, ids, version)
 
@@ -123,16 +125,16 @@ class IdWindow:
         known yet, so ``~position`` stands for it.
         """
         known = self._counting(ids, since, ask)
-        found: dict[int, int] = {}
+        duplicates: dict[int, int] = {}
         seen: dict[bytes, int] = {}
-        for at, one in enumerate(ids):
-            if one is None:
+        for at, hashed in enumerate(ids):
+            if hashed is None:
                 continue
-            if one not in seen:
-                seen[one] = known.get(one, ~at)
-            if seen[one] != ~at:
-                found[at] = seen[one]
-        return found
+            if hashed not in seen:
+                seen[hashed] = known.get(hashed, ~at)
+            if seen[hashed] != ~at:
+                duplicates[at] = seen[hashed]
+        return duplicates
 
     def replaced(
         self, ids: Sequence[bytes | None], since: int, ask: AskHeld | None = None
@@ -142,34 +144,38 @@ class IdWindow:
         The first are duplicates as :meth:`duplicates` returns them. Each of the others, the last of
         its id, replaces the message with the sequence that stands with it.
         """
-        last = {one: at for at, one in enumerate(ids) if one is not None}
+        last = {hashed: at for at, hashed in enumerate(ids) if hashed is not None}
         repeated = {
-            at: ~last[one] for at, one in enumerate(ids) if one is not None and last[one] != at
+            at: ~last[hashed]
+            for at, hashed in enumerate(ids)
+            if hashed is not None and last[hashed] != at
         }
         known = self._counting(ids, since, ask)
-        return repeated, {last[one]: met for one, met in known.items()}
+        return repeated, {last[hashed]: met for hashed, met in known.items()}
 
     def _counting(
         self, ids: Sequence[bytes | None], since: int, ask: AskHeld | None
     ) -> dict[bytes, int]:
         """Return the ids that count, each with the sequence of its latest message."""
-        known = {one: met for one in ids if one is not None and (met := self._find(one))}
+        known = {
+            hashed: met for hashed in ids if hashed is not None and (met := self._find(hashed))
+        }
         expired = {met.sequence for met in known.values() if met.at <= since}
         held = ask(expired).sequences if ask is not None and expired else set[int]()
         return {
-            one: met.sequence
-            for one, met in known.items()
+            hashed: met.sequence
+            for hashed, met in known.items()
             if met.at > since or met.sequence in held
         }
 
     def latest(self, ids: Sequence[bytes | None]) -> dict[int, int]:
         """Return the latest sequence of each known id by position, also of expired ones."""
-        places = {at: self._find(one) for at, one in enumerate(ids) if one is not None}
+        places = {at: self._find(hashed) for at, hashed in enumerate(ids) if hashed is not None}
         return {at: place.sequence for at, place in places.items() if place is not None}
 
-    def _find(self, one: bytes) -> Published | None:
+    def _find(self, hashed: bytes) -> Published | None:
         # The newest block knows the latest publish.
-        return next((block.ids[one] for block in self.blocks if one in block.ids), None)
+        return next((block.ids[hashed] for block in self.blocks if hashed in block.ids), None)
 
     def with_ids(
         self,
@@ -184,19 +190,19 @@ class IdWindow:
         `fresh` has the row of each id in the commit. With `ask`, what has ended stays until a block
         is large enough to ask which messages hold their id.
         """
-        own = {one: Published(now, row) for one, row in fresh.items()}
+        own = {hashed: Published(now, row) for hashed, row in fresh.items()}
         older = [block for block in self.blocks if ask is not None or block.ref.newest > since]
         while older and older[0].ref.count <= len(own):
             taken = older.pop(0).ids
             if ask is None:
-                taken = {one: place for one, place in taken.items() if place.at > since}
+                taken = {hashed: place for hashed, place in taken.items() if place.at > since}
             own = {**taken, **own}
         if ask is not None and len(own) >= ASK_IDS:
             known = {place.sequence for place in own.values() if place.at <= since}
-            expired = {one for one in known if one > _ORDINALS}
+            expired = {hashed for hashed in known if hashed > _ORDINALS}
             held = ask(expired) if expired else Held(-1, expired)
             ended = expired - held.sequences
-            own = {one: place for one, place in own.items() if place.sequence not in ended}
+            own = {hashed: place for hashed, place in own.items() if place.sequence not in ended}
             older = [b for b in older if b.ref.newest > since or b.ref.last > held.up_to]
         return IdWindow((IdBlock.of(name, own), *older))
 
@@ -241,10 +247,10 @@ class IdFiles:
             known = self._blocks
             if self._head != head:
                 block, older = self._read(*head)
-                found = [
+                loaded = [
                     known.get(ref.name) or self._read(ref.name, ref.version)[0] for ref in older
                 ]
-                known = {one.ref.name: one for one in (block, *found)}
+                known = {each.ref.name: each for each in (block, *loaded)}
                 self._blocks, self._head = known, head
             return IdWindow(tuple(known.values()))
 
@@ -291,13 +297,15 @@ class IdFiles:
 
 def _encoded(window: IdWindow) -> bytes:
     block, *older = window.blocks
-    listed = sorted((*_commit_of(place), place.sequence, one) for one, place in block.ids.items())
+    listed = sorted(
+        (*_commit_of(place), place.sequence, hashed) for hashed, place in block.ids.items()
+    )
     rows = struct.pack(f"<{len(listed)}I", *(place & _ORDINALS for _, _, place, _ in listed))
-    body = b"".join(one for *_, one in listed) + rows
+    body = b"".join(hashed for *_, hashed in listed) + rows
     commits = Counter(map(_commit_of, block.ids.values()))
     header = {
         "format": _FORMAT,
-        "older": [astuple(one.ref) for one in older],
+        "older": [astuple(block.ref) for block in older],
         "commits": [(*commit, count) for commit, count in sorted(commits.items())],
         "crc": zlib.crc32(body),
     }
@@ -319,11 +327,11 @@ def _decoded(name: int, data: bytes) -> tuple[IdBlock, list[BlockRef]]:
         raise ValueError("its bytes have changed")
     total = sum(count for _, _, count in header["commits"])
     rows = struct.unpack(f"<{total}I", body[total * ID_BYTES :])
-    found: dict[bytes, Published] = {}
+    ids: dict[bytes, Published] = {}
     first = 0
     for version, time, count in header["commits"]:
         for at in range(first, first + count):
-            one = body[at * ID_BYTES : (at + 1) * ID_BYTES]
-            found[one] = Published(time, sequence(version, rows[at]))
+            hashed = body[at * ID_BYTES : (at + 1) * ID_BYTES]
+            ids[hashed] = Published(time, sequence(version, rows[at]))
         first += count
-    return IdBlock.of(name, found), [BlockRef(*ref) for ref in header["older"]]
+    return IdBlock.of(name, ids), [BlockRef(*ref) for ref in header["older"]]

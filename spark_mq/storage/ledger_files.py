@@ -166,15 +166,15 @@ def _header_range(head: LedgerHeader) -> Range:
 
 def from_rows(rows: pa.Table, group: str = "") -> Ledger:
     """Return the ledger in the rows of a group. Raise NotAQueue if others wrote there."""
-    found = _from_few(rows) if rows.num_rows <= _SMALL_ROWS else _from_many(rows)
-    found.head = replace(found.head, group=group)
-    return found
+    ledger = _from_few(rows) if rows.num_rows <= _SMALL_ROWS else _from_many(rows)
+    ledger.head = replace(ledger.head, group=group)
+    return ledger
 
 
 def _from_few(rows: pa.Table) -> Ledger:
     """Return the ledger in a few rows. Each filter of Arrow would take longer than a row."""
-    found = list(to_ranges(rows))
-    rest = zip(found, rows["revision"].to_pylist(), rows["detail"].to_pylist(), strict=True)
+    stored = list(to_ranges(rows))
+    rest = zip(stored, rows["revision"].to_pylist(), rows["detail"].to_pylist(), strict=True)
     head = _only_head(
         [
             {**r._asdict(), "revision": revision, "detail": detail}
@@ -182,7 +182,7 @@ def _from_few(rows: pa.Table) -> Ledger:
             if r.state == HEADER
         ]
     )
-    ranges = [r for r in found if r.state not in (HEADER, EVENT)]
+    ranges = [r for r in stored if r.state not in (HEADER, EVENT)]
     if any(r.first is None for r in ranges):
         raise NotAQueue(
             "a range of a consumer group in leases/ has no first sequence; something else has "
@@ -252,7 +252,7 @@ def _head(header: Mapping[str, Any]) -> LedgerHeader:
     ):
         raise ValueError("a number is missing")
     counts = [*head.counters.values(), *head.happened.values()]
-    if not isinstance(head.settings, dict) or not all(isinstance(one, int) for one in counts):
+    if not isinstance(head.settings, dict) or not all(isinstance(count, int) for count in counts):
         raise TypeError("settings or counters have the wrong type")
     return head
 

@@ -391,8 +391,8 @@ class LedgerTable:
     def _group_files(self) -> dict[str, Mapping[str, AddFile]]:
         """Return the data files of each group's ledger by path, without reserved groups."""
         with wrap_store_errors(self.path, "reading"), self._lock:
-            found = dict(self.log.refresh().partitions)
-        named = ((dict(key).get(_PARTITION), files) for key, files in found.items())
+            partitions = dict(self.log.refresh().partitions)
+        named = ((dict(key).get(_PARTITION), files) for key, files in partitions.items())
         return {
             name: files
             for name, files in named

@@ -220,11 +220,11 @@ class MessageLog:
     def _load(self) -> bool:
         """Add what ``commits/`` has beyond the index. Return whether it has anything."""
         before = self._published.index.version
-        found = self.commits.read_after(before)
-        if found is not None:
-            self._check_commits(*found)
+        stored = self.commits.read_after(before)
+        if stored is not None:
+            self._check_commits(*stored)
             self._published.forget_as(*self.commits.forgotten())
-            self._published.load_rows(*found)
+            self._published.load_rows(*stored)
         return self._published.index.version > before
 
     def _check_commits(self, rows: pa.Table, upto: int) -> None:

@@ -90,7 +90,7 @@ class MessageTable(MessageLog):
         def compute(state: TableState) -> tuple[Change | None, None]:
             given = dict(state.metadata.get("configuration") or {})
             text = value(state)
-            wanted = {one: given[one] for one in given if one != key}
+            wanted = {name: given[name] for name in given if name != key}
             if text is not None:
                 wanted[key] = text
             if wanted == given:

@@ -172,10 +172,10 @@ class OptimisticCommit:
     def _snapshot(self, group: str, looked: bool) -> LedgerSnapshot | CorruptLog:
         without_ledger = self._batch.without_ledger
         try:
-            found = self._store.read(group, without_ledger=without_ledger, refresh=False)
+            snapshot = self._store.read(group, without_ledger=without_ledger, refresh=False)
         except CorruptLog as error:
             return error
-        return found if found.looked == looked else replace(found, looked=looked)
+        return snapshot if snapshot.looked == looked else replace(snapshot, looked=looked)
 
     def _was_run(self) -> bool:
         """Leave out the requests that a commit up to the snapshot ran. Return if the own is one."""

@@ -175,8 +175,8 @@ class PublishedFiles:
         if text is not None and valid_slots(text, layout, rows):
             return str(text)
         if rows and (layout.lanes or may_have(stats, "priority")):
-            found = read_slots(self._files, add.path, layout.lanes)
-            return found if not found or valid_slots(found, layout, rows) else ""
+            slots = read_slots(self._files, add.path, layout.lanes)
+            return slots if not slots or valid_slots(slots, layout, rows) else ""
         return ""
 
     def _newest_source(self, removes: list[RemovedFile]) -> int | None:
@@ -213,10 +213,10 @@ class PublishedFiles:
             return int(count)
         path, name = add.path, show_name(add.path)
         try:
-            found = _footer_rows(self._files, path)
-            if count is not None and found < count:
-                raise self._refused(version, f"{name} has {found} rows, and claims {count}")
-            return found if count is None else int(count)
+            stored_rows = _footer_rows(self._files, path)
+            if count is not None and stored_rows < count:
+                raise self._refused(version, f"{name} has {stored_rows} rows, and claims {count}")
+            return stored_rows if count is None else int(count)
         except (OSError, pa.ArrowException) as error:
             again = partial(_footer_rows, path=path)
             why = unreadable_reason(self._files, path, error, again)
@@ -240,13 +240,13 @@ class PublishedFiles:
         """Return the commits after `version`, up to `up_to`, as rows of ``commits/``."""
         end = self.index.version if up_to is None else up_to
         files = self.index.files
-        rewrites = ((path, *found) for path, found in self._rewritten.items())
-        numbers = ((app, *found) for app, found in self.producer_numbers.items())
+        rewrites = ((path, *place) for path, place in self._rewritten.items())
+        numbers = ((app, *number) for app, number in self.producer_numbers.items())
         parts = [
             publish_rows(files.columns(_begun(files, version + 1), _begun(files, end + 1))),
-            rewrite_rows(one for one in rewrites if version < one[1] <= end),
+            rewrite_rows(rewrite for rewrite in rewrites if version < rewrite[1] <= end),
             # A number may be newer than the batch. It shows all that an app has published.
-            producer_number_rows(one for one in numbers if one[2] > version),
+            producer_number_rows(number for number in numbers if number[2] > version),
         ]
         return sort_rows(pa.concat_tables(parts), "version", "first")
 
@@ -284,8 +284,8 @@ def _footer_rows(files: ObjectStore, path: str) -> int:
 
 def commit_matches(rows: pa.Table, commit: Commit) -> bool:
     """Return whether the rows of ``commits/`` describe this commit."""
-    found = rows.filter(pc.equal(rows["version"], commit.version))
-    paths = {path for path in found["path"].to_pylist() if path is not None}
+    described = rows.filter(pc.equal(rows["version"], commit.version))
+    paths = {path for path in described["path"].to_pylist() if path is not None}
     if not paths <= {file.path for file in commit.adds}:
         return False
     # Files without rows have no row here, and files that came back have an older one.

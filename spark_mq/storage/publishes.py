@@ -46,8 +46,8 @@ _NEVER: Final = 2**63 - 1  # nothing was published since
 def hashed_ids(ids: pa.ChunkedArray) -> list[bytes | None]:
     """Return a hash of 128 bits for each id. Null stays None."""
     return [
-        None if one is None else blake2b(one, digest_size=ID_BYTES).digest()
-        for one in ids.cast(pa.binary()).to_pylist()
+        None if text is None else blake2b(text, digest_size=ID_BYTES).digest()
+        for text in ids.cast(pa.binary()).to_pylist()
     ]
 
 
@@ -95,7 +95,7 @@ class PendingPublish:
         self._store, self._given, self._lanes, self._replaces = store, given, lanes, replaces
         self._last: tuple[set[int], list[WrittenFile]] | None = None
         # Given files stay after an error, unless their duplicates are written again.
-        self._written = [one for one in given if ids and isinstance(one, WrittenFile)]
+        self._written = [part for part in given if ids and isinstance(part, WrittenFile)]
 
     @property
     def rows(self) -> int:
@@ -118,7 +118,7 @@ class PendingPublish:
 
     def write_again(self) -> None:
         """Write the files again when they are asked for. Raise StorageError for given ones."""
-        given = [one for one in self._given if isinstance(one, WrittenFile)]
+        given = [part for part in self._given if isinstance(part, WrittenFile)]
         if given:
             raise StorageError(
                 f"publishing to {self._store.root} failed, nothing was changed: its files, such as "
@@ -134,9 +134,9 @@ class PendingPublish:
         """Return the id of each message but the duplicates, with its row in the commit."""
         if not self.ids:
             return {}
-        left = (one for at, one in enumerate(self.ids) if at not in duplicates)
+        left = (hashed for at, hashed in enumerate(self.ids) if at not in duplicates)
         rows = _rows(self.files(duplicates))
-        return {one: row for one, row in zip(left, rows, strict=True) if one is not None}
+        return {hashed: row for hashed, row in zip(left, rows, strict=True) if hashed is not None}
 
     def discard(self, keep: Sequence[WrittenFile] = ()) -> None:
         """Delete the files that no commit will ever name."""
@@ -146,15 +146,15 @@ class PendingPublish:
     def _make(self, duplicates: set[int]) -> Iterator[WrittenFile]:
         """Write the files of all messages but the duplicates."""
         first = 0
-        for one in self._given:
-            rows = range(first, first + _count(one))
+        for part in self._given:
+            rows = range(first, first + _count(part))
             first = rows.stop
             if duplicates.issuperset(rows):  # also if there are none
                 continue
-            if isinstance(one, WrittenFile) and duplicates.isdisjoint(rows):
-                yield one
+            if isinstance(part, WrittenFile) and duplicates.isdisjoint(rows):
+                yield part
                 continue
-            table = self._read(one) if isinstance(one, WrittenFile) else one
+            table = self._read(part) if isinstance(part, WrittenFile) else part
             if not duplicates.isdisjoint(rows):
                 table = table.filter(pa.array([at not in duplicates for at in rows]))
             file = write_file(self._store, table, sync=False, lanes=self._lanes, fence=self.fence)
@@ -191,8 +191,8 @@ def _rows(files: Iterable[WrittenFile]) -> Iterator[int]:
         first += file.rows
 
 
-def _count(one: pa.Table | WrittenFile) -> int:
-    return int(one.rows if isinstance(one, WrittenFile) else one.num_rows)
+def _count(part: pa.Table | WrittenFile) -> int:
+    return int(part.rows if isinstance(part, WrittenFile) else part.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +257,11 @@ class PublishReceipt:
         """Return the receipt with what :meth:`IdWindow.duplicates` returns."""
         if not duplicates:
             return self
-        found = replace(self, duplicates=tuple(duplicates))
-        met = {at: one if one >= 0 else found._fresh(~one) for at, one in duplicates.items()}
-        return replace(found, duplicate_of=met)
+        receipt = replace(self, duplicates=tuple(duplicates))
+        met = {
+            at: first if first >= 0 else receipt._fresh(~first) for at, first in duplicates.items()
+        }
+        return replace(receipt, duplicate_of=met)
 
     @property
     def published(self) -> int:

@@ -49,14 +49,14 @@ class SharedLook:
                 return False
             started = log.clock.now()
             if log.clock.since(self._listed_at) >= LIST_SECONDS:
-                found = self._list(log)
+                news = self._list(log)
                 self._listed_at = started
             else:
-                found = log.store.exists(log_path(self._newest + 1))
+                news = log.store.exists(log_path(self._newest + 1))
             self._looked_at = started
-        if found:
+        if news:
             self._notifier.notify()
-        return found
+        return news
 
     def _list(self, log: DeltaLog) -> bool:
         """Return whether the log does not end as it did, by one request."""

@@ -33,7 +33,7 @@ def decode_entry(text: str, record: type[T]) -> T | None:
         data = json.loads(text)
         if data.pop("format") != _FORMAT:
             return None
-        if not data.keys() <= {one.name for one in fields(record)}:  # type: ignore[arg-type]
+        if not data.keys() <= {field.name for field in fields(record)}:  # type: ignore[arg-type]
             return None
         return msgspec.convert(data, record)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
@@ -66,20 +66,20 @@ class Entries(Generic[T]):
         text = _given(state).get(self.key(name))
         if text is None:
             return None
-        found = self.decode(text)
-        if found is None:
+        entry = self.decode(text)
+        if entry is None:
             raise UnsupportedTable(
                 f"{self.kind} {name!r} of {path} cannot be read: another version of spark_mq wrote "
                 f"it, or it was changed by hand. {self.fix}",
                 path=path,
                 features=[self.key(name)],
             )
-        return found
+        return entry
 
     def size(self, state: TableState, name: str, text: str) -> int:
         """Return the bytes of all entries of a state, with `text` as that of one record."""
         prefix, given = self.key(""), {**_given(state), self.key(name): text}
-        return sum(len(one.encode()) for key, one in given.items() if key.startswith(prefix))
+        return sum(len(text.encode()) for key, text in given.items() if key.startswith(prefix))
 
 
 def _given(state: TableState) -> Mapping[str, str]:

@@ -67,15 +67,15 @@ class Schedule:
     @classmethod
     def decode(cls, text: str) -> Schedule | None:
         """Return the schedule in an entry, or None if it cannot be read."""
-        found = decode_entry(text, cls)
-        if found is None:
+        schedule = decode_entry(text, cls)
+        if schedule is None:
             return None
         try:
-            base64.b64decode(found.data or "", validate=True)
+            base64.b64decode(schedule.data or "", validate=True)
         except ValueError:
             return None
-        one_rule = (found.cron is None) != (found.every is None)
-        return found if one_rule and found.catch_up in CATCH_UP else None
+        one_rule = (schedule.cron is None) != (schedule.every is None)
+        return schedule if one_rule and schedule.catch_up in CATCH_UP else None
 
     def due(self, last: int | None, now: int, most: int) -> list[int]:
         """Return the instants to publish now. `last` is the last one published, or None."""

@@ -124,16 +124,16 @@ def _remove(store: ObjectStore, paths: set[str], horizon: int) -> int:
         def compute(
             state: TableState, operation_id: str = operation_id
         ) -> tuple[Change | None, int]:
-            found: list[AddFile] = list(islice(state.files(), COMMIT_FILES))
+            files: list[AddFile] = list(islice(state.files(), COMMIT_FILES))
             change = Change(
                 operation_id,
                 {"operation": "trim"},
-                removes=found,
+                removes=files,
                 # An older ``leases/`` cannot know the horizon.
                 txns=[(TRIMMED, max(horizon, state.txns.get(TRIMMED, -1)))],
                 data_change=False,
             )
-            return change if found else None, len(found)
+            return change if files else None, len(files)
 
         removed = log.transact(compute)[1]
         if not removed:

@@ -143,7 +143,7 @@ class StreamSource:
         now = self.ledger.now()
         self._last_view = ledger, index, settings, now
         ends = (next_due_at(ledger, index, settings, now), self._wait_until)
-        return any(at is not None and at <= now for at in ends) or self._news.found(every)
+        return any(at is not None and at <= now for at in ends) or self._news.has_news(every)
 
     def rate_wait(self) -> float:
         """Return the seconds until a rate limit lets a batch begin, or 0 if none stops it."""

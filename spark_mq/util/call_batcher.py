@@ -85,12 +85,12 @@ class CallBatcher(Generic[T, R]):
                 self._join(call)
                 if call.batch:
                     try:
-                        results = self._run([one.item for one in call.batch])
+                        results = self._run([batched.item for batched in call.batch])
                     except Exception as error:
                         self._run_apart(call.batch, error)
                     else:
-                        for one, found in zip(call.batch, results, strict=True):
-                            one.finish(found)
+                        for batched, result in zip(call.batch, results, strict=True):
+                            batched.finish(result)
             finally:
                 self._leave(call)
         finally:
@@ -125,12 +125,14 @@ class CallBatcher(Generic[T, R]):
         with self._lock:
             # In this order, so that a second call completes an interrupted one. As long as this
             # call leads, no other thread runs the calls that it puts back.
-            for one in call.batch:
-                if one.done:
-                    one.wake()
-            waiting = {id(one) for one in self.waiting}
-            undone = [one for one in call.batch if not one.done and id(one) not in waiting]
-            self.waiting = [one for one in (*undone, *self.waiting) if one is not call]
+            for batched in call.batch:
+                if batched.done:
+                    batched.wake()
+            waiting = {id(batched) for batched in self.waiting}
+            undone = [
+                batched for batched in call.batch if not batched.done and id(batched) not in waiting
+            ]
+            self.waiting = [batched for batched in (*undone, *self.waiting) if batched is not call]
             call.batch = []
             if self._leader is call:
                 self._leader = None

@@ -76,7 +76,7 @@ class FairLock:
         with self._guard:
             if hold in self._queue:
                 self._queue.remove(hold)
-            self._holds = [one for one in self._holds if one is not hold]
+            self._holds = [held for held in self._holds if held is not hold]
             while self._queue and self._has_place(self._queue[0]):
                 following = self._queue[0]
                 if following not in self._holds:

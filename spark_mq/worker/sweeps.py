@@ -82,7 +82,7 @@ class _Sweeper:
         self._look_at = now + self._interval  # also after a failure
         fresh = self._fresh(now, last)
         if fresh:
-            self._look_at = max(one.seen_at for one in fresh) + self._interval
+            self._look_at = max(sweeper.seen_at for sweeper in fresh) + self._interval
             return False
         self._write(now, now, BUSY)
         # Each writes before it looks again, so of two that begin at once one sees the other.
@@ -104,13 +104,13 @@ class _Sweeper:
     def _fresh(self, now: int, last: bool) -> list[Heartbeat]:
         """Return the sweeps that count. Delete the files of those that are long over."""
         files, fresh = self._queue.ledgers.files, list[Heartbeat]()
-        for one in read_heartbeats(files, _PLACE):
-            own = one.worker_id == self._id
-            if abs(now - one.seen_at) < self._interval:
-                if not (last and (own or one.state == DONE)):
-                    fresh.append(one)
-            elif not own and one.is_gone(now):
-                files.delete(heartbeat_path(_PLACE, one.worker_id))
+        for sweeper in read_heartbeats(files, _PLACE):
+            own = sweeper.worker_id == self._id
+            if abs(now - sweeper.seen_at) < self._interval:
+                if not (last and (own or sweeper.state == DONE)):
+                    fresh.append(sweeper)
+            elif not own and sweeper.is_gone(now):
+                files.delete(heartbeat_path(_PLACE, sweeper.worker_id))
         return fresh
 
     def _write(self, began: int, now: int, state: str) -> None:
