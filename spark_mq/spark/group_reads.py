@@ -52,7 +52,7 @@ def read_options(
     for name in options:
         _check_not_named(name)
     given = {name: _text(value) for name, value in options.items() if value is not None}
-    paths = [one._context.path for one in (group, *others)]
+    paths = [each._context.path for each in (group, *others)]
     given |= {
         "path": json.dumps(paths) if others else context.path,
         "consumerGroup": group.name,

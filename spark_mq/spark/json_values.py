@@ -176,14 +176,14 @@ def _struct(kind: t.StructType) -> Convert:
     def convert(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise _wrong(kind, value)
-        found, name = {}, ""
+        converted, name = {}, ""
         try:
             for name, item in fields:
-                found[name] = item(value.get(name))
+                converted[name] = item(value.get(name))
         except _Unfit as error:
             error.path.append(f".{name}")
             raise
-        return found
+        return converted
 
     return convert
 
@@ -194,13 +194,13 @@ def _array(kind: t.ArrayType) -> Convert:
     def convert(value: Any) -> list[Any]:
         if type(value) is not list:
             raise _wrong(kind, value)
-        found: list[Any] = []
+        items: list[Any] = []
         try:
-            found.extend(map(item, value))
+            items.extend(map(item, value))
         except _Unfit as error:
-            error.path.append(f"[{len(found)}]")
+            error.path.append(f"[{len(items)}]")
             raise
-        return found
+        return items
 
     return convert
 
@@ -213,7 +213,7 @@ def _map(kind: t.MapType) -> Convert:
         if type(value) is not dict:
             raise _wrong(kind, value)
         try:
-            return [(text(name), item(found)) for name, found in value.items()]
+            return [(text(name), item(child)) for name, child in value.items()]
         except _Unfit as error:
             error.path.append(".*")  # The name may be a secret.
             raise

@@ -321,8 +321,8 @@ def _is_supported(files: Files) -> bool:
     # of a file is compared with all of the file's slices.
     names = {path.rpartition("/")[2] for path in files}
     slices = [len(pieces) for pieces in files.values()]
-    found = len(names) == len(files) and all(_PLAIN_NAME.fullmatch(name) for name in names)
-    return found and sum(slices) <= MAX_SLICES and max(slices, default=0) <= MAX_SLICES_OF_FILE
+    plain = len(names) == len(files) and all(_PLAIN_NAME.fullmatch(name) for name in names)
+    return plain and sum(slices) <= MAX_SLICES and max(slices, default=0) <= MAX_SLICES_OF_FILE
 
 
 def _check(group: ConsumerGroup, files: Files) -> tuple[bool, bool]:

@@ -79,16 +79,16 @@ class PeekFilters:
         """Return the wanted messages. Filters of other columns or kinds leave nothing out."""
         conditions: list[Condition] = []
         first, last = 0, _MAX
-        for one in filters:
-            compare = _COMPARE.get(type(one))
-            column: tuple[str, ...] = getattr(one, "attribute", ())
+        for filter in filters:
+            compare = _COMPARE.get(type(filter))
+            column: tuple[str, ...] = getattr(filter, "attribute", ())
             if compare is None or len(column) != 1:
                 continue
-            wanted = _plain(one.value)  # type: ignore[attr-defined]
+            wanted = _plain(filter.value)  # type: ignore[attr-defined]
             if column[0] in _COLUMNS and wanted is not None:
                 conditions.append((_COLUMNS[column[0]], compare, wanted))
             elif column[0] == "sequence" and wanted is not None:
-                low, high = _bounds(one, wanted)
+                low, high = _bounds(filter, wanted)
                 first, last = max(first, low), min(last, high)
         return cls(tuple(conditions), first, last)
 
@@ -113,14 +113,14 @@ class PeekFilters:
         )
 
 
-def _bounds(one: Filter, wanted: Any) -> tuple[int, int]:
-    if isinstance(one, EqualTo):
+def _bounds(filter: Filter, wanted: Any) -> tuple[int, int]:
+    if isinstance(filter, EqualTo):
         return wanted, wanted
-    if isinstance(one, In):
+    if isinstance(filter, In):
         return min(wanted, default=_MAX), max(wanted, default=0)
-    if isinstance(one, GreaterThan | GreaterThanOrEqual):
-        return wanted + isinstance(one, GreaterThan), _MAX
-    return 0, wanted - isinstance(one, LessThan)
+    if isinstance(filter, GreaterThan | GreaterThanOrEqual):
+        return wanted + isinstance(filter, GreaterThan), _MAX
+    return 0, wanted - isinstance(filter, LessThan)
 
 
 def _plain(value: Any) -> Any:
@@ -176,12 +176,12 @@ def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Pie
     """Return the wanted messages that the log still has, with their ranges."""
     ledger = group.current()
     index, horizon = group.index_for(ledger), group.queue.horizon()
-    found = [
+    pieces = [
         range_between(index, horizon + 1, ledger.head.start_sequence, SETTLED),
         *ledger,
         unread_range(ledger, index),
     ]
-    ranges: Iterable[Range] = (r for r in found if r is not None and filters.overlaps(r))
+    ranges: Iterable[Range] = (r for r in pieces if r is not None and filters.overlaps(r))
     if filters.may_keep_ended((*OUTCOMES, SETTLED)):
         # The ledger forgets how a message ended. This reads the history of the group.
         ranges = show_outcomes(group, index, ranges)

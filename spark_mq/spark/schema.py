@@ -73,8 +73,8 @@ def data_fields(kind: t.DataType, value_format: str | None = None) -> list[t.Str
 
 def format_of(data: t.StructField) -> str | None:
     """Return the option ``valueFormat`` of a read by its column ``data``, or None for JSON."""
-    found: str | None = data.metadata.get(_FORMAT_OPTION)
-    return found
+    option: str | None = data.metadata.get(_FORMAT_OPTION)
+    return option
 
 
 def parse_value_schema(text: str) -> t.DataType:
@@ -120,8 +120,8 @@ class _Parser:
 
     def all_of(self, part: Callable[[], T]) -> T:
         """Return a part that must be the whole text."""
-        found = part()
-        return found if self._peek() == "" else self.fail()
+        whole = part()
+        return whole if self._peek() == "" else self.fail()
 
     def fail(self) -> T:  # type: ignore[type-var]
         token = self._peek()
@@ -143,15 +143,15 @@ class _Parser:
         return there
 
     def fields(self, end: str) -> list[t.StructField]:
-        found = [self._field()]
+        listed = [self._field()]
         while self._peek() != end:
             self._take(",")
-            found.append(self._field())
-        names = [field.name for field in found]
+            listed.append(self._field())
+        names = [field.name for field in listed]
         for name in names:
             if names.count(name) > 1:
                 raise _error(self._text, f"column {name!r} is there twice")
-        return found
+        return listed
 
     def _field(self) -> t.StructField:
         name = self._take()
@@ -285,7 +285,7 @@ def check_projection(
             fix = ""
             if wanted.name in DATA_COLUMNS:
                 fix = ". The option valueSchema adds it, or valueFormat"
-            if wanted.name in (one.name for one in OUTCOME_FIELDS):
+            if wanted.name in (outcome.name for outcome in OUTCOME_FIELDS):
                 fix = ". The option outcomes of spark.read adds it"
             raise InvalidSchema(
                 f"there is no column {wanted.name!r} to read. Choose from {', '.join(known)}{fix}",

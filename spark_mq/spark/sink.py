@@ -118,7 +118,12 @@ def collect_files(messages: Sequence[WriterCommitMessage | None]) -> list[Writte
 
 def collect_ids(messages: Sequence[WriterCommitMessage | None]) -> list[bytes | None]:
     """Return the hashed dedup ids of all tasks, in file order."""
-    return [one for message in messages if isinstance(message, FilesWritten) for one in message.ids]
+    return [
+        hashed
+        for message in messages
+        if isinstance(message, FilesWritten)
+        for hashed in message.ids
+    ]
 
 
 class QueueWriter(DataSourceArrowWriter):

@@ -40,7 +40,7 @@ def _schema(**columns: Any) -> StructType:
 def stats_schema(owner: type[GroupStats]) -> StructType:
     """Return the columns of the table of stats, one for each figure but the version."""
     kinds = {"s": _DOUBLE, "text": _TEXT}
-    figures = {name: kinds.get(one.unit, _LONG) for name, one in figures_of(owner).items()}
+    figures = {name: kinds.get(figure.unit, _LONG) for name, figure in figures_of(owner).items()}
     figures.pop("latest_version")
     return _schema(consumer_group=_TEXT, **figures)
 
@@ -75,10 +75,10 @@ def _storage_options() -> dict[str, str]:
     context = TaskContext.get()
     # Spark names no setting of a task without its name.
     known: Mapping[str, str] = getattr(context, "_localProperties", None) or {}
-    found = ((name.lower(), value) for name, value in known.items())
+    options = ((name.lower(), value) for name, value in known.items())
     return {
         name[len(STORAGE_SETTING) :]: value
-        for name, value in found
+        for name, value in options
         if name.startswith(STORAGE_SETTING)
     }
 
@@ -86,7 +86,7 @@ def _storage_options() -> dict[str, str]:
 def _pick(source: Any, names: Sequence[str]) -> Row:
     if isinstance(source, dict):
         return tuple(source.get(name) for name in names)
-    known = {one.name for one in fields(source)}
+    known = {field.name for field in fields(source)}
     return tuple(_cell(getattr(source, name)) if name in known else None for name in names)
 
 

@@ -115,8 +115,10 @@ class FormatParser:
         if value is None:
             return None, "the value is null"
         try:
-            found = self._format.decode(value)
-            return (found if self._convert is None or found is None else self._convert(found)), None
+            decoded = self._format.decode(value)
+            return (
+                decoded if self._convert is None or decoded is None else self._convert(decoded)
+            ), None
         except (InvalidPayload, UnknownSchema) as error:
             return None, str(error)
         except (OverflowError, ValueError):
@@ -139,16 +141,16 @@ class FormatParser:
 def _struct(fields: Mapping[str, _Field], get: Callable[[Any, str], Any]) -> _Field:
     """Return a struct. `get` returns a field of a value by name."""
     kind = t.StructType(
-        [t.StructField(name, one.kind, one.nullable) for name, one in fields.items()]
+        [t.StructField(name, field.kind, field.nullable) for name, field in fields.items()]
     )
-    steps = [(name, one.convert) for name, one in fields.items()]
+    steps = [(name, field.convert) for name, field in fields.items()]
 
     def convert(value: Any) -> dict[str, Any]:
-        found = {}
+        row = {}
         for name, inner in steps:
             item = get(value, name)
-            found[name] = item if inner is None or item is None else inner(item)
-        return found
+            row[name] = item if inner is None or item is None else inner(item)
+        return row
 
     return _Field(kind, convert)
 
@@ -157,19 +159,19 @@ def _array(item: _Field) -> _Field:
     kind, inner = t.ArrayType(item.kind, item.nullable), item.convert
     if inner is None:
         return _Field(kind, list)
-    return _Field(kind, lambda found: [None if one is None else inner(one) for one in found])
+    return _Field(kind, lambda given: [None if value is None else inner(value) for value in given])
 
 
 def _map(key: _Field, value: _Field) -> _Field:
     kind = t.MapType(key.kind, value.kind, value.nullable)
 
-    def convert(found: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    def convert(given: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
         return [
             (
                 name if key.convert is None else key.convert(name),
-                one if value.convert is None or one is None else value.convert(one),
+                item if value.convert is None or item is None else value.convert(item),
             )
-            for name, one in found.items()
+            for name, item in given.items()
         ]
 
     return _Field(kind, convert)
@@ -185,28 +187,28 @@ def _no_type(what: str, why: str) -> InvalidOption:
 
 def _avro(schema: Any, named: dict[str, _Field]) -> _Field:
     if isinstance(schema, list):
-        others = [one for one in schema if one != "null"]
+        others = [kind for kind in schema if kind != "null"]
         if len(others) != 1:
             raise _no_type("a union of several types", "which have no common type in Spark")
         return _avro(others[0], named)._replace(nullable=len(others) < len(schema))
     if not isinstance(schema, Mapping):
-        found = named.get(schema) or _AVRO.get(schema)
-        if found is None:
+        named_field = named.get(schema) or _AVRO.get(schema)
+        if named_field is None:
             raise _no_type(f"the type {schema}", "which has none in Spark")
-        return found
+        return named_field
     kind, name = schema["type"], schema.get("name")
     if kind in ("record", "error"):
         fields = {field["name"]: _avro(field["type"], named) for field in schema["fields"]}
-        found = _struct(fields, dict.__getitem__)
+        named_field = _struct(fields, dict.__getitem__)
     elif kind == "array":
-        found = _array(_avro(schema["items"], named))
+        named_field = _array(_avro(schema["items"], named))
     elif kind == "map":
-        found = _map(_AVRO["string"], _avro(schema["values"], named))
+        named_field = _map(_AVRO["string"], _avro(schema["values"], named))
     else:
-        found = _avro_scalar(schema, kind, named)
+        named_field = _avro_scalar(schema, kind, named)
     if name is not None:
-        named[name] = found
-    return found
+        named[name] = named_field
+    return named_field
 
 
 def _avro_scalar(schema: Mapping[str, Any], kind: Any, named: dict[str, _Field]) -> _Field:
@@ -243,8 +245,8 @@ def _protobuf(field: Any, parents: tuple[str, ...]) -> _Field:
     if inner is not None and inner.GetOptions().map_entry:
         key, value = inner.fields_by_name["key"], inner.fields_by_name["value"]
         return _map(_single(key, parents), _single(value, parents))
-    one = _single(field, parents)
-    return _array(one) if field.is_repeated else one._replace(nullable=field.has_presence)
+    single = _single(field, parents)
+    return _array(single) if field.is_repeated else single._replace(nullable=field.has_presence)
 
 
 def _single(field: Any, parents: tuple[str, ...]) -> _Field:
