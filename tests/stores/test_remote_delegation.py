@@ -43,7 +43,7 @@ def post_lease(queue: Queue, count: int) -> DelegationTurn:
     """Delegate a lease as another worker does, and do no more."""
     ledgers = ledgers_of(queue)
     data = {"lease": {"worker_id": "delegated", "max_messages": count}}
-    turn = DelegationTurn(ledgers.files, ledgers.log, "default", [data])
+    turn = DelegationTurn(ledgers.files, ledgers.log, [["default", data]])
     turn.delegate()
     return turn
 
@@ -109,7 +109,7 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
 
 def test_a_request_has_a_small_file(queue: Queue) -> None:
     turn = post_lease(queue, 5)
-    (info,) = ledgers_of(queue).files.list(f"{FOLDER}/default")
+    (info,) = ledgers_of(queue).files.list(FOLDER)
     assert info.size < 200
     read = DelegatedRequest.decode(
         info.path.rpartition("/")[2], ledgers_of(queue).files.read(info.path)
@@ -118,16 +118,16 @@ def test_a_request_has_a_small_file(queue: Queue) -> None:
 
 
 @pytest.mark.only_on("gcs")  # versitygw keeps files, which cannot have such names
-@pytest.mark.parametrize("name", ["/x", "./x", "../default/./x"])
+@pytest.mark.parametrize("name", ["/x", "./x", "../leases/./x"])
 def test_a_foreign_name_that_hides_the_requests_stops_nobody(
     queue: Queue, remote: RemoteStore, name: str
 ) -> None:
     """Then the store's client can list nothing in the folder."""
-    full = f"{queue.path.removeprefix(remote.root)[1:]}/leases/{FOLDER}/default/{name}"
+    full = f"{queue.path.removeprefix(remote.root)[1:]}/leases/{FOLDER}/{name}"
     upload = f"{remote.url}/upload/storage/v1/b/queues/o?uploadType=media&name={quote(full)}"
     with urllib.request.urlopen(upload, data=b"x", timeout=30) as reply:
         assert reply.status == 200
     with pytest.raises(OSError, match="invalid path"):
-        ledgers_of(queue).files.list(f"{FOLDER}/default")
+        ledgers_of(queue).files.list(FOLDER)
     lease = queue.group().lease("w", max_messages=5)
     assert lease.ack().settled == 5
