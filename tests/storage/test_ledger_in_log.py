@@ -232,16 +232,20 @@ def opened(path: str) -> DeltaTable:
                 raise
 
 
+COMMITS_OF_A_READ = 10
+
+
 def reads_beside_a_writer(queue: Queue, reads: int) -> None:
     """Each read of the newest version by delta-rs finds the file of a ledger, and all its rows."""
     stop, failures = threading.Event(), list[BaseException]()
-    group = queue.group()
+    group, allowed = queue.group(), threading.Semaphore(0)
 
     def write() -> None:
         try:
             held = group.lease("w", max_messages=2)
             while held is not None and not stop.is_set():
-                held.extend()
+                if allowed.acquire(timeout=0.1):
+                    held.extend()
         except BaseException as error:
             failures.append(error)
 
@@ -250,6 +254,8 @@ def reads_beside_a_writer(queue: Queue, reads: int) -> None:
     try:
         versions = set()
         for _ in range(reads):
+            # Without a limit, each listing of a log that only grows would catch a commit between.
+            allowed.release(COMMITS_OF_A_READ)
             table = opened(ledgers_of(queue).path)
             rows = table.to_pyarrow_table(columns=["state"])
             assert rows["state"].to_pylist().count("header") == 1
