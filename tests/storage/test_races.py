@@ -29,7 +29,7 @@ from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.ranges import SETTLED, Ledger, LedgerHeader, Range
 from spark_mq.storage import local_turn, optimistic_commit
 from spark_mq.storage.history_table import history_rows
-from spark_mq.storage.ledger_files import LedgerCommit, note_of_groups
+from spark_mq.storage.ledger_files import LedgerCommit, note_of_groups, notes_by_group
 from spark_mq.storage.ledger_table import LedgerTable
 
 Make = Callable[..., Queue]
@@ -61,9 +61,10 @@ def commits(path: str) -> list[dict[str, Any]]:
 def operations(queue: Queue, group: str = "default") -> list[str]:
     """What the commits of a group's ledger did, oldest first."""
     return [
-        reported["operation"]
+        note["operation"]
         for reported in commits(ledgers_of(queue).path)
-        if reported.get("group") == group
+        for note in notes_by_group(reported)
+        if note.get("group") == group
     ]
 
 

@@ -28,7 +28,7 @@ def test_a_handler(mq_queue, drain, assert_settled, assert_published):
     def handle(lease):
         return [{"sequence": m.sequence, "outcome": "reject", "error": "no digits"}
                 for m in lease.messages if not m.value.isdigit()]
-    assert [m.value for m in drain(handle)] == [b"1", b"two", b"3"]
+    assert [m.value for m in drain(handle, mode="batch")] == [b"1", b"two", b"3"]
     assert_settled(acked=2, dead=1)
     mq_queue.sweep()
     assert_published("two", headers={"spark_mq.error": "no digits"}, queue=mq_queue.dead_letters)
@@ -41,7 +41,7 @@ def test_retries_need_no_sleep(mq_queue, mq_clock, drain, assert_settled):
         seen.append(lease.messages[0].delivery_count)
         if len(seen) < 3:
             raise ValueError("not yet")
-    drain(flaky, on_error="nack")
+    drain(flaky, mode="batch", on_error="nack")
     assert seen == [1, 2, 3]
     assert (mq_clock() - start).total_seconds() == 20
     assert_settled(acked=1)
