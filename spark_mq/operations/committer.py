@@ -160,7 +160,7 @@ class _Batch:
         self.notes: Mapping[str, Mapping[str, Any]] = {}
         self.txns: Mapping[str, int] = {}
         self._requests: list[_Unit] = []  # of other writers
-        self._served: list[_Unit] = []  # of these, what the commit runs
+        self._served: dict[str, Any] = {}  # outcomes of those that the commit runs, by id
         self._alarms: list[tuple[str, str]] = []
         # Of each group, before and after the commit.
         self._heads: Mapping[str, tuple[Any, Ledger]] = {}
@@ -200,7 +200,7 @@ class _Batch:
     ) -> Mapping[str, NextLedger]:
         now, notes = dict(snapshots), dict[str, list[Mapping[str, Any]]]()
         end = time.monotonic() + CHECK_SECONDS
-        self.txns, self._alarms, self._served = {}, [], []
+        self.txns, self._alarms, self._served = {}, [], {}
         for unit in (*self._own, *self._requests):
             unit.results = [None] * len(unit.commands)
         for unit, places in self._steps:
@@ -298,7 +298,7 @@ class _Batch:
         return None if any(data is None for _, data in commands) else commands
 
     def served(self) -> dict[str, Any]:
-        return {unit.request_id or "": self._encoded(unit) for unit in self._served}
+        return self._served
 
     def _serve(self, unit: _Unit, changed: Set[str]) -> bool:
         """Return whether the commit runs a request, and note it if so. It runs all or nothing.
@@ -306,15 +306,13 @@ class _Batch:
         It must change all groups of the request. Otherwise another commit could run the request
         again and conflict with none of these changes.
         """
-        serves = {name for name, _ in unit.commands} <= changed and None not in self._encoded(unit)
-        if serves:
-            self._served.append(unit)
-        return serves
-
-    @staticmethod
-    def _encoded(unit: _Unit) -> list[Any]:
-        """Return outcomes as JSON, each None if its own writer must run the command."""
-        return [encode_result(result) for result in unit.results]
+        if not {name for name, _ in unit.commands} <= changed:
+            return False
+        outcomes = [encode_result(result) for result in unit.results]
+        if None in outcomes:  # its own writer must run the command
+            return False
+        self._served[unit.request_id or ""] = outcomes
+        return True
 
     def accept(self, outcome: Any) -> None:
         outcomes = iter(outcome)

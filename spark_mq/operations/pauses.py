@@ -93,7 +93,7 @@ def pauses_between_tries(ledger: GroupLedger, poll: float, changed: threading.Ev
 class _LocalPauses:
     """Tries at intervals, and as soon as another process has published messages.
 
-    A try is a commit that finds nothing to do, which takes a turn in the line of the group. So most
+    A try is a commit that finds nothing to do, which takes a turn in the line of the queue. So most
     looks are at messages/ only, where one costs a call of stat.
     """
 
