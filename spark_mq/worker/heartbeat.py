@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -20,6 +20,7 @@ from spark_mq.storage.heartbeat_files import (
     heartbeat_path,
     write_heartbeat,
 )
+from spark_mq.util.background import in_background
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.show import printable
 from spark_mq.util.validation import invalid, validate_duration
@@ -114,19 +115,12 @@ def heartbeats(
         for feed, interval in zip(feeds, intervals, strict=True)
         if interval is not None
     ]
-    ended = threading.Event()
-    # A slow store must delay neither the work nor its signals.
-    thread = threading.Thread(
-        target=_write_until, args=(writers, ended), name="spark_mq heartbeat", daemon=True
-    )
-    if writers:
-        thread.start()
-    try:
+    if not writers:
         yield
-    finally:
-        ended.set()
-        if writers:
-            thread.join(_STOP_SECONDS)
+        return
+    # A slow store must delay neither the work nor its signals.
+    with in_background(partial(_write_until, writers), "spark_mq heartbeat", _STOP_SECONDS):
+        yield
 
 
 def _write_until(writers: Sequence[HeartbeatWriter], ended: threading.Event) -> None:

@@ -21,6 +21,7 @@ from spark_mq.storage.heartbeat_files import (
     read_heartbeats,
     write_heartbeat,
 )
+from spark_mq.util.background import in_background
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.show import printable
 from spark_mq.util.validation import invalid, validate_duration
@@ -172,16 +173,9 @@ def sweeping(
     if given is None:
         yield
         return
-    sweeps, ended = Sweeps(queues, sweep_interval(given)), threading.Event()
+    sweeps = Sweeps(queues, sweep_interval(given))
     # Handlers must not wait for a sweep, and neither must the end of their work.
-    thread = threading.Thread(
-        target=sweeps.run_until, args=(ended,), name="spark_mq sweep", daemon=True
-    )
-    thread.start()
-    try:
+    with in_background(sweeps.run_until, "spark_mq sweep", _STOP_SECONDS):
         yield
-    finally:
-        ended.set()
-        thread.join(_STOP_SECONDS)
     if state.finished:
         sweeps.run_last()

@@ -13,6 +13,7 @@ from typing import Final, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from spark_mq.util.background import in_background
 from spark_mq.util.progress import Progress, listening
 from spark_mq.util.show import show_age, show_count, show_number, show_short
 
@@ -109,17 +110,11 @@ def track(
 @contextmanager
 def _lines(shown: _Shown, stream: TextIO, pause: float) -> Iterator[None]:
     """Print a line after each pause. The work must not fail if nobody reads them."""
-    ended = threading.Event()
 
-    def report() -> None:
+    def report(ended: threading.Event) -> None:
         while not ended.wait(pause):
             with suppress(OSError, ValueError):
                 print(shown, file=stream, flush=True)
 
-    thread = threading.Thread(target=report, name="spark_mq progress", daemon=True)
-    thread.start()
-    try:
+    with in_background(report, "spark_mq progress"):
         yield
-    finally:
-        ended.set()
-        thread.join()
