@@ -99,7 +99,7 @@ class UnknownSchema(SparkMQError, LookupError):
 
 
 class InvalidSchema(SparkMQError, ValueError):
-    """Raised if a table's columns forbid a publish or a settle. Data: ``column``."""
+    """Raised if a table or DataFrame cannot be published or settled. Data: ``column``."""
 
 
 class QueueNotFound(SparkMQError, LookupError):

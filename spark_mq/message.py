@@ -45,7 +45,7 @@ _OF_LEASES: Final = frozenset(
 _UNIX_TIME: Final = 1e9
 """Seconds from which on a number is a Unix time, since nobody delays a message for 31 years."""
 _NO_TIME: Final = (
-    "no datetime with a time zone, nor a time from now: give seconds, a timedelta, or text like "
+    "not a datetime with a time zone, nor a time from now: give seconds, a timedelta, or text like "
     "'5s', from 0 to 100 years"
 )
 
@@ -408,7 +408,7 @@ def _time_problem(at: Any) -> str:
         return ""
     number = plain_number(at)
     if isinstance(number, int | float) and number >= _UNIX_TIME:
-        return "no time from now but a Unix time: give datetime.fromtimestamp(..., UTC)"
+        return "not a time from now but a Unix time: give datetime.fromtimestamp(..., UTC)"
     try:
         if not isinstance(at, datetime):
             validate_duration("time", at, zero=True)

@@ -87,14 +87,14 @@ class Filters(Kind):
     def _invalid(self, name: str, value: Any, condition: Any = None) -> Exception:
         known = not condition or condition in (KEY_PREFIX, HEADER)
         known = known or str(condition).startswith(_HEADER_DOT)
-        problem = "is no filter" if known else f"has no condition {short_repr(condition)}"
+        problem = "is not a filter" if known else f"has no condition {short_repr(condition)}"
         return invalid(
             name,
             value,
             f"{problem}: use conditions "
             "such as {'key_prefix': 'eu-'} or {'header': {'region': "
             "['eu', 'uk']}}, as text 'key_prefix=eu-' or 'header.region=eu, header.region=uk', "
-            f"of up to {self.most} values of up to {self.longest:,} characters. None is no filter",
+            f"of up to {self.most} values of up to {self.longest:,} characters. None: no filter",
         )
 
     def show(self, value: Mapping[str, Any]) -> str:

@@ -138,7 +138,7 @@ def validate_cron(value: Any) -> str:
     from cronsim import CronSim, CronSimError
 
     if not isinstance(value, str) or not value.isascii():
-        raise invalid("cron", value, f"is no cron expression: {_CRON_HELP}")
+        raise invalid("cron", value, f"is not a cron expression: {_CRON_HELP}")
     text = " ".join(value.split())
     fields = text.split()
     if (count := len(fields)) != len(_CRON_FIELDS):
@@ -197,4 +197,4 @@ def _unknown_zone(value: Any) -> InvalidOption:
     hint = f"did you mean {nearest!r}?" if nearest else "give a name such as 'Europe/Berlin'"
     if not known:
         hint = "this machine has no time zones: install the package tzdata"
-    return invalid("timezone", value, f"is no time zone: {hint}")
+    return invalid("timezone", value, f"is not a time zone: {hint}")

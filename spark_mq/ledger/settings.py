@@ -369,9 +369,7 @@ class QueueSettings(Settings):
         after.group.check_order(after.lanes)
         after.group.check_together()
         if after.group.sink is not None:
-            why = (
-                "is no default for new groups, which have their own: use group.configure(sink=...)"
-            )
+            why = "cannot be a default for new groups: use group.configure(sink=...) for each"
             raise invalid("sink", after.group.sink, why)
         return after
 

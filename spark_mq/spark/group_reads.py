@@ -65,7 +65,7 @@ def read_options(
 def _check_same(group: ConsumerGroup, other: ConsumerGroup) -> None:
     """Raise InvalidOption for a group that one stream cannot read together with the first."""
     if not isinstance(other, ConsumerGroup):
-        text = "is no group: give groups of other queues"
+        text = "is not a group: give groups of other queues"
     elif other.name != group.name:
         text = f"has another name than {group.name!r}: a stream reads the same group of each queue"
     elif other._context.storage_options != group._context.storage_options:

@@ -212,4 +212,4 @@ def test_a_wrong_condition_of_a_filter_is_named(run: Run, queue: Queue) -> None:
     for text in ("filter=keyprefix=eu-", "filter=header.region=eu, keyprefix=eu-"):
         refused = run(*here, text, expect=2).err
         assert "has no condition 'keyprefix': use conditions such as" in refused
-    assert "is no filter" in run(*here, "filter=key_prefix", expect=2).err
+    assert "is not a filter" in run(*here, "filter=key_prefix", expect=2).err

@@ -421,7 +421,7 @@ def test_a_place_that_cannot_be_a_sink_is_refused(group: ConsumerGroup, tmp_path
     for wrong in (5, "", Queue.open(own)):
         with pytest.raises(errors.InvalidOption, match=r"sink=.* is not a path: give the path"):
             group.configure(sink=wrong)  # type: ignore[arg-type]
-    with pytest.raises(errors.InvalidOption, match="no default for new groups"):
+    with pytest.raises(errors.InvalidOption, match="cannot be a default for new groups"):
         Queue.create(tmp_path / "other", sink="/tmp/sink")
     with pytest.raises(errors.InvalidOption, match="set by spark_mq itself"):
         group.configure(sink_key="x")  # type: ignore[call-arg]

@@ -80,7 +80,7 @@ def test_groups_that_no_stream_can_read_together_are_refused(tmp_path: Path) -> 
     for more, why in [
         (elsewhere.group("other"), "has another name than 'g'"),
         (elsewhere.group("g"), "has other storage options"),
-        ("g", "is no group"),
+        ("g", "is not a group"),
     ]:
         with pytest.raises(InvalidOption, match=why):
             queue.group("g").read_stream(Session(), more_groups=[more])  # type: ignore[list-item]
