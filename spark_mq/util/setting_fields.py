@@ -94,8 +94,6 @@ class Kind:
 
 
 class _Number(Kind):
-    """A kind that a person may type in digits."""
-
     def parse(self, text: str) -> float | str:
         return parse_number(text)
 

@@ -222,11 +222,11 @@ def validate_group(option: str, value: Any) -> str:
     """Validate the name of a group. It names folders, so it must not end with a dot."""
     name = validate_name(option, value)
     if name.endswith("."):
-        raise InvalidOption(
-            f"{option}={name!r} ends with a dot. A group names folders, and object stores refuse "
-            "or rename such folders: give it a name with another end",
-            option=option,
-            value=name,
+        raise invalid(
+            option,
+            name,
+            "ends with a dot. A group names folders, and object stores refuse or rename such "
+            "folders: give it a name with another end",
         )
     return name
 
@@ -358,12 +358,8 @@ def parse_instant(name: str, text: str) -> datetime:
     except ValueError:
         instant = None
     if instant is None or instant.tzinfo is None:
-        raise InvalidOption(
-            f"{name} {shorten(text, _MAX_SHOWN)} is not an instant: give one with a zone, as "
-            "2026-01-31T12:00:00Z",
-            option=name,
-            value=text,
-        )
+        example = "2026-01-31T12:00:00Z"
+        raise invalid(name, text, f"is not an instant: give one with a zone, as {example}")
     return instant
 
 

@@ -11,7 +11,7 @@ from airflow.sdk import BaseHook
 from spark_mq.errors import InvalidOption
 from spark_mq.message import ReceivedMessage
 from spark_mq.queue import Queue
-from spark_mq.util.validation import short_repr
+from spark_mq.util.validation import invalid
 
 __all__ = ["SparkMQHook", "to_payload"]
 
@@ -78,11 +78,7 @@ class SparkMQHook(BaseHook):
 def check_place(path: str | PathLike[str] | None, conn_id: str | None) -> str | None:
     """Return the path as text. Refuse an object that names no queue before Airflow runs it."""
     if not path and not conn_id:
-        raise InvalidOption(
-            f"path={short_repr(path)} names no queue: give a path or URI, or spark_mq_conn_id=",
-            option="path",
-            value=path,
-        )
+        raise invalid("path", path, "names no queue: give a path or URI, or spark_mq_conn_id=")
     return None if path is None else fspath(path)
 
 

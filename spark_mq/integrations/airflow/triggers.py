@@ -14,12 +14,17 @@ from airflow.providers.common.messaging.providers.base_provider import BaseMessa
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
-from spark_mq.errors import InvalidOption, LeaseLost, QueueNotFound, StorageError
+from spark_mq.errors import LeaseLost, QueueNotFound, StorageError
 from spark_mq.group import ConsumerGroup
 from spark_mq.integrations.airflow.hooks import SparkMQHook, check_place, to_payload
 from spark_mq.lease import Lease
 from spark_mq.util.clock import SECOND
-from spark_mq.util.validation import validate_count, validate_duration, validate_group
+from spark_mq.util.validation import (
+    invalid,
+    validate_count,
+    validate_duration,
+    validate_group,
+)
 
 __all__ = ["MessageTrigger", "MessagesDueTrigger", "SparkMQMessageQueueProvider"]
 
@@ -66,12 +71,8 @@ class MessageTrigger(BaseEventTrigger):
         validate_group("group", group)
         max_messages = validate_count("max_messages", max_messages)
         if max_messages > MAX_MESSAGES:
-            raise InvalidOption(
-                f"max_messages={max_messages} is more than Airflow keeps for a trigger: use at "
-                f"most {MAX_MESSAGES}",
-                option="max_messages",
-                value=max_messages,
-            )
+            problem = f"is more than Airflow keeps for a trigger: use at most {MAX_MESSAGES}"
+            raise invalid("max_messages", max_messages, problem)
         validate_duration("poll_interval", poll_interval)
         if visibility_timeout is not None:
             validate_duration("visibility_timeout", visibility_timeout)

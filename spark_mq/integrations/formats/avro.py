@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.errors import InvalidPayload
 from spark_mq.payload_format import SHOWN_ERRORS, load_library, unencodable
-from spark_mq.util.validation import short_repr
+from spark_mq.util.validation import invalid
 
 __all__ = ["Avro"]
 
@@ -51,12 +51,9 @@ class Avro:
             _least_size(parsed, {}, ())
         except (errors.SchemaParseException, errors.UnknownType, LookupError, RecursionError,
                 TypeError, ValueError) as error:  # fmt: skip
-            raise InvalidOption(
-                f"schema={short_repr(schema)} is not an Avro schema that spark_mq can use "
-                f"({type(error).__name__}: {error})",
-                option="schema",
-                value=schema,
-            ) from None
+            cause = f"{type(error).__name__}: {error}"
+            problem = f"is not an Avro schema that spark_mq can use ({cause})"
+            raise invalid("schema", schema, problem) from None
         return parsed
 
     def encode(self, value: Any) -> bytes:

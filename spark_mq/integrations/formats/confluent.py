@@ -13,7 +13,7 @@ from spark_mq.integrations.formats.avro import Avro
 from spark_mq.integrations.formats.protobuf import Protobuf
 from spark_mq.integrations.formats.pydantic_model import Pydantic
 from spark_mq.payload_format import Json, unusable
-from spark_mq.util.validation import plain_number, short_repr, validate_count
+from spark_mq.util.validation import invalid, plain_number, short_repr, validate_count
 
 __all__ = ["Confluent", "from_option"]
 
@@ -245,10 +245,10 @@ def from_option(text: str) -> Avro | Protobuf | Confluent:
         schemas = {int(number): schema for number, schema in (framing.get("schemas") or {}).items()}
         return Confluent(plain, framing.get("schema_id"), schemas or None)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidOption(
-            f"valueFormat={short_repr(text)} is not a format: {error}. Give 'text', or the option "
-            'of a format such as Avro(schema).option, or JSON such as {"avro": {"type": "record", '
-            "...}}. For values that are JSON, give valueSchema instead",
-            option="valueFormat",
-            value=text,
+        raise invalid(
+            "valueFormat",
+            text,
+            f"is not a format: {error}. Give 'text', or the option of a format such as "
+            'Avro(schema).option, or JSON such as {"avro": {"type": "record", ...}}. For values '
+            "that are JSON, give valueSchema instead",
         ) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.payload_format import load_library, unencodable
-from spark_mq.util.validation import short_repr
+from spark_mq.util.validation import invalid
 
 __all__ = ["Protobuf"]
 
@@ -29,11 +29,11 @@ class Protobuf:
         self._protobuf = load_library("google.protobuf.message", "Protobuf", "protobuf")
         base = self._protobuf.Message
         if not (isinstance(message_type, type) and issubclass(message_type, base)):
-            raise InvalidOption(
-                f"message_type={short_repr(message_type)} is not the class of a Protobuf message: "
-                "give the class that protoc generated, such as orders_pb2.Order",
-                option="message_type",
-                value=message_type,
+            raise invalid(
+                "message_type",
+                message_type,
+                "is not the class of a Protobuf message: give the class that protoc generated, "
+                "such as orders_pb2.Order",
             )
         self.message_type: Any = message_type
 
