@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +23,6 @@ __all__ = [
     "SEND",
     "SETTLE",
     "Destination",
-    "Reporter",
     "SendReport",
     "Signal",
     "Watch",
@@ -131,49 +129,9 @@ def trace_headers(column: pa.ChunkedArray) -> Iterator[dict[str, str]]:
             yield headers
 
 
-class Reporter(Protocol):
-    """Makes spans and metrics of what operations hand to it. Thread-safe."""
-
-    def flush(self) -> None: ...
-
-    def set_gauges(
-        self,
-        destination: Destination,
-        stats: Mapping[str, Any],
-        states: Iterable[str],
-        *,
-        stopped: bool,
-    ) -> None: ...
-
-    def report(
-        self, destination: Destination, signal: Signal, started: int, *, root: bool = False
-    ) -> None: ...
-
-    def sending(
-        self,
-        destination: Destination,
-        messages: int,
-        *,
-        message_id: str | None = None,
-        created: Iterable[Mapping[str, str]] = (),
-    ) -> AbstractContextManager[SendReport]: ...
-
-    def context_headers(self) -> dict[str, str]: ...
-
-    def processing(
-        self,
-        destination: Destination,
-        messages: int,
-        *,
-        client_id: str | None,
-        created: Iterable[Mapping[str, str]],
-    ) -> AbstractContextManager[WorkReport]: ...
-
-
-def current_reporter() -> Reporter | None:
-    """Return the reporter to the program's SDK, or None without one."""
-    reporter: Reporter | None = integration("telemetry").current_reporter()
-    return reporter
+def current_reporter() -> Any:
+    """Return the integration's ``Reporter`` to the program's SDK, or None without one."""
+    return integration("telemetry").current_reporter()
 
 
 class SendReport:

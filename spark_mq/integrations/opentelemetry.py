@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,13 +67,12 @@ def current_reporter() -> Reporter | None:
     traces, metrics = _provider("trace"), _provider("metrics")
     if traces is None and metrics is None:
         return None
-    known = _known.get("reporter")
-    if known is None or known.providers != (traces, metrics):
-        known = _known["reporter"] = Reporter(traces, metrics)
-    return known
+    return _reporter_to(traces, metrics)
 
 
-_known: dict[str, Reporter] = {}
+@lru_cache(maxsize=1)  # a program rarely sets up another SDK
+def _reporter_to(traces: Any, metrics: Any) -> Reporter:
+    return Reporter(traces, metrics)
 
 
 class Reporter:
