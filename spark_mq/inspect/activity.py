@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
+from spark_mq.ledger.ranges import DEAD, TRANSFERRING
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
@@ -215,16 +215,7 @@ def _ended(
     rows = rows.append_column("taken", pc.subtract(ends, rows["first_leased_at"].cast(pa.int64())))
     order = "failure_count" if by == "failing" else "taken"
     for row in rows.take(pc.select_k_unstable(rows, n, [(order, "descending")])).to_pylist():
-        names = ("delivery_count", "failure_count", "worker_id", "reason", "error")
-        yield MessageRecord(
-            group=group,
-            first=row["first"],
-            last=row["last"],
-            messages=row["message_count"],
-            duration=timedelta(microseconds=max(0, row["taken"])),
-            state=row["outcome"],
-            **{name: row[name] for name in names},
-        )
+        yield _record(group, row, row["taken"], row["outcome"], row["worker_id"])
 
 
 def _living(context: QueueContext, group: str) -> Iterator[MessageRecord]:
@@ -238,7 +229,9 @@ def _living(context: QueueContext, group: str) -> Iterator[MessageRecord]:
     died = dict(zip(lives, _deaths(context, group, lives), strict=True))
     ends = {life.first: at for life, at in died.items()}
     for r in ranges:
-        yield _record(group, r, ends.get(r.first, now))
+        until = ends.get(r.first, now)
+        took = until - (r.first_leased_at or until)
+        yield _record(group, r._asdict(), took, str(r.state), r.worker)
 
 
 class _Life(NamedTuple):
@@ -287,19 +280,17 @@ def _deaths(context: QueueContext, group: str, lives: Collection[_Life]) -> list
     return [died_at[life] for life in lives]
 
 
-def _record(group: str, r: Range, until: int) -> MessageRecord:
+def _record(
+    group: str, row: Mapping[str, Any], took: int, state: str, worker: str | None
+) -> MessageRecord:
+    names = ("first", "last", "delivery_count", "failure_count", "reason", "error")
     return MessageRecord(
         group=group,
-        first=r.first,
-        last=r.last,
-        messages=r.message_count,
-        duration=timedelta(microseconds=max(0, until - (r.first_leased_at or until))),
-        state=str(r.state),
-        delivery_count=r.delivery_count,
-        failure_count=r.failure_count,
-        worker_id=r.worker,
-        reason=r.reason,
-        error=r.error,
+        messages=row["message_count"],
+        duration=timedelta(microseconds=max(0, took)),
+        state=state,
+        worker_id=worker,
+        **{name: row[name] for name in names},
     )
 
 

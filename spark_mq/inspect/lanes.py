@@ -10,14 +10,8 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Final
 
-from spark_mq.errors import CorruptLog, InvalidOption
-from spark_mq.ledger.lane_backlog import (
-    Holder,
-    LaneBacklog,
-    LaneStats,
-    PriorityStats,
-    count_lanes,
-)
+from spark_mq.errors import CorruptLog
+from spark_mq.ledger.lane_backlog import Holder, LaneBacklog, LaneStats, count_lanes
 from spark_mq.ledger.limits import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, TRANSFERRING, Ledger, Range
@@ -30,7 +24,7 @@ from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_count, show_time
-from spark_mq.util.validation import short_repr, validate_choice, validate_count
+from spark_mq.util.validation import invalid, validate_choice, validate_count
 
 __all__ = [
     "HotKey",
@@ -175,8 +169,6 @@ class LaneSummary(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A group at one time."""
-
     ledger: Ledger
     index: MessageIndex
     now: int
@@ -199,13 +191,10 @@ def list_priorities(group: GroupLedger) -> list[PriorityInfo]:
 
 
 def _priorities(snapshot: _Snapshot) -> list[PriorityInfo]:
-    return [_priority(snapshot, priority) for priority in snapshot.backlog.priorities()]
-
-
-def _priority(snapshot: _Snapshot, priority: PriorityStats) -> PriorityInfo:
-    return PriorityInfo(
-        priority.priority, **priority.counts, oldest_age=_oldest(snapshot, priority.firsts)
-    )
+    return [
+        PriorityInfo(own.priority, **own.counts, oldest_age=_oldest(snapshot, own.firsts))
+        for own in snapshot.backlog.priorities()
+    ]
 
 
 def _oldest(snapshot: _Snapshot, sequences: Iterable[int]) -> timedelta | None:
@@ -303,11 +292,11 @@ def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
     if type(lane) is not int or not 0 <= lane < lanes:
         has = f"lanes 0 to {lanes - 1}" if lanes else "no lanes"
         listing = shell_command("group", "describe", group.name, "lanes", "-q", "PATH")
-        raise InvalidOption(
-            f"lane={short_repr(lane)}: the queue has {has}. group.lanes() or {listing} lists those "
-            "with messages.",
-            option="lane",
-            value=lane,
+        raise invalid(
+            "lane",
+            lane,
+            f"is not there: the queue has {has}. group.lanes() or {listing} lists those with "
+            "messages.",
         )
     counts: Counter[str | None] = Counter()
     reader = MessageReader(group.messages.files, ["key"])

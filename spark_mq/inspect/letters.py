@@ -40,7 +40,7 @@ _SAMPLES: Final = 3
 _NAMED_KEYS: Final = 3
 _COUNTED_KEYS: Final = 10_000  # of a failure. Above it, the rarer half is forgotten
 _MOST: Final = 1_000  # failures. The letters of all others are counted as one
-_OTHERS: Final = "…"
+OTHERS: Final = "…"
 _Cause: TypeAlias = tuple[str | None, str | None, str | None]  # group, reason and shape
 
 
@@ -84,7 +84,12 @@ class Failure(Record):
 
     @property
     def where(self) -> str:
-        """Return the condition that selects these letters, for :meth:`spark_mq.Queue.redrive`."""
+        """Return the condition that selects these letters, for :meth:`spark_mq.Queue.redrive`.
+
+        ``false`` for ``…``, because no condition selects all other failures.
+        """
+        if self.shape == OTHERS:
+            return "false"
         pairs = (
             ("consumer_group", self.group),
             ("reason", self.reason),
@@ -93,7 +98,6 @@ class Failure(Record):
         return " AND ".join(
             f"{name} IS NULL" if value is None else f"{name} = {_quoted(value)}"
             for name, value in pairs
-            if value != _OTHERS
         )
 
 
@@ -143,27 +147,21 @@ class RemainingLetters:
         """Group the newest `n` letters by failure, or all with None."""
         if self._dead is None:
             return Failures(0, True, ())
+        total = sum(self._index.count(first, last) for first, last in self._intervals)
+        counted = total if n is None else min(n, total)
         reader = MessageReader(self._dead.messages.files, ["key", "headers"])
-        tally, counted = _Tally(), 0
-        for pieces in _batches(self._pieces(None), _ROWS):
-            rows = sum(piece.rows for piece in pieces)
-            left = rows if n is None else min(rows, n - counted)
-            if not left:
-                return Failures(counted, False, tally.failures())
-            for part, table in _readable(reader, _newest(pieces, left)):
+        tally = _Tally()
+        for pieces in _batches(self._pieces(None), _ROWS, counted):
+            for part, table in _readable(reader, pieces):
                 tally.add(self._context, part, table)
-            counted += left
-            if left < rows:
-                return Failures(counted, False, tally.failures())
-        return Failures(counted, True, tally.failures())
+        return Failures(counted, counted == total, tally.failures())
 
     def newest(self, n: int, before: int | None) -> pa.Table:
         """Return the newest `n` letters before a sequence, the newest first."""
         newest = letter_schema().empty_table()
         if self._dead is None:
             return newest
-        rows_read = 0
-        for pieces in _batches(self._pieces(before), min(n, _ROWS)):
+        for pieces in _batches(self._pieces(before), min(n, _ROWS), _ROWS):
             intervals = [(piece.first, piece.first + piece.rows - 1) for piece in pieces]
             rows = sum(piece.rows for piece in pieces)
             tables = list(letter_tables(self._dead.messages, intervals, rows, skip=True))
@@ -171,8 +169,7 @@ class RemainingLetters:
                 own = table.filter(is_own_letter(self._context, table))
                 ordered = sort_rows(own, "dead_letter_sequence", descending=True)
                 newest = pa.concat_tables([newest, ordered])
-            rows_read += rows
-            if newest.num_rows >= n or rows_read >= _ROWS:
+            if newest.num_rows >= n:
                 break
         return newest.slice(0, n)
 
@@ -183,31 +180,24 @@ class RemainingLetters:
             yield from reversed(list(self._index.slices(first, min(end, top))))
 
 
-def _batches(pieces: Iterable[FileSlice], most: int) -> Iterator[list[FileSlice]]:
-    """Yield slices from the newest on, `most` rows at once. Each batch is in order."""
+def _batches(pieces: Iterable[FileSlice], most: int, limit: int) -> Iterator[list[FileSlice]]:
+    """Yield slices from the newest on, `most` rows at once and `limit` in all, each in order."""
     # A redrive of some letters leaves many slices of few rows, and each read has its price.
-    batch, rows = list[FileSlice](), 0
+    batch, rows, left = list[FileSlice](), 0, limit
     for piece in pieces:
         end = piece.rows
-        while end:
-            start = max(0, end - (most - rows))
-            batch.append(piece.part(start, end - start))
-            rows, end = rows + end - start, start
+        while end and left:
+            taken = min(end, most - rows, left)
+            end -= taken
+            batch.append(piece.part(end, taken))
+            rows, left = rows + taken, left - taken
             if rows == most:
                 yield batch[::-1]
                 batch, rows = [], 0
+        if not left:
+            break
     if batch:
         yield batch[::-1]
-
-
-def _newest(pieces: Sequence[FileSlice], rows: int) -> list[FileSlice]:
-    newest = list[FileSlice]()
-    for piece in reversed(pieces):
-        wanted = min(piece.rows, rows)
-        if wanted:
-            newest.append(piece.part(piece.rows - wanted, wanted))
-        rows -= wanted
-    return newest[::-1]
 
 
 def _readable(
@@ -258,7 +248,7 @@ class _Tally:
         cause = row["consumer_group"], row["reason"], row["shape"]
         if cause in self._found or len(self._found) < _MOST:
             return cause
-        return None, None, _OTHERS
+        return None, None, OTHERS
 
     def _add(self, row: dict[str, Any], error: str | None) -> None:
         cause = self._cause(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from spark_mq.operations.history import read_history
 from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.sql import TEXT_AND_BYTES, connect, interrupted_by, problem_of
-from spark_mq.util.validation import short_repr
+from spark_mq.util.validation import invalid
 
 __all__ = ["VIEWS", "query"]
 
@@ -42,28 +42,22 @@ def query(context: QueueContext, sql: str) -> pa.Table:
     connection = connect("sql", sql)
     import duckdb
 
+    whole: Mapping[str, Callable[[QueueContext], pa.Table]] = {
+        "ranges": _ranges, "letters": _letters, "history": read_history,
+    }  # fmt: skip
+    failed: list[Exception] = []
     try:
         kinds = [statement.type for statement in connection.extract_statements(sql)]
         if kinds != [duckdb.StatementType.SELECT]:
             raise _refusal(sql, "it is not one SELECT")
         names = set(re.findall(r"\w+", sql.lower()))  # those that are no views do no harm
-        _show(connection, "messages", _messages_schema(FILE_SCHEMA.names).empty_table())
-        for name, schema in (("ranges", _RANGES), ("letters", letter_schema())):
-            _show(connection, name, schema.empty_table())
-        _show(connection, "history", _history(context).slice(0, 0) if "history" in names else None)
-        columns = _payload_columns(connection, sql) if "messages" in names else []
+        for name in names & whole.keys():
+            _show(connection, name, whole[name](context))
+        if "messages" in names:
+            columns = _payload_columns(connection, sql)
+            _show(connection, "messages", _messages(context, columns, sql, failed))
     except (duckdb.Error, TypeError) as error:
         raise _refusal(sql, str(error).partition("\n")[0].rstrip(".!")) from None
-    failed: list[Exception] = []
-    if "messages" in names:
-        _show(connection, "messages", _messages(context, columns, sql, failed))
-    if "ranges" in names:
-        rows = [{"messages": n, **shown} for n, shown in _ranges(context)]
-        _show(connection, "ranges", pa.Table.from_pylist(rows, _RANGES))
-    if "letters" in names:
-        _show(connection, "letters", _letters(context))
-    if "history" in names:
-        _show(connection, "history", _history(context))
     try:
         with interrupted_by(None, connection):
             return connection.sql(sql).to_arrow_table()
@@ -74,23 +68,18 @@ def query(context: QueueContext, sql: str) -> pa.Table:
 
 
 def _refusal(sql: str, problem: str) -> InvalidOption:
-    return InvalidOption(
-        f"sql={short_repr(sql)} cannot be run: {problem}. Give one SELECT over the views "
-        f"{', '.join(VIEWS)}, such as SELECT state, count(*) FROM messages GROUP BY state",
-        option="sql",
-        value=sql,
+    return invalid(
+        "sql",
+        sql,
+        f"cannot be run: {problem}. Give one SELECT over the views {', '.join(VIEWS)}, such as "
+        "SELECT state, count(*) FROM messages GROUP BY state",
     )
 
 
-def _show(connection: Any, name: str, rows: Any, without: str | None = None) -> None:
+def _show(connection: Any, name: str, rows: Any) -> None:
     """Let a view have some rows. The payload is a text in `value`, and has its bytes in `bytes`."""
-    if rows is None:
-        return
     connection.register(f"_{name}", rows)
-    has_value = "value" in rows.schema.names and without != "value"
-    columns = TEXT_AND_BYTES if has_value else f"* EXCLUDE ({without})" if without else "*"
-    if has_value and without:
-        columns = columns.replace("*", f"* EXCLUDE ({without})", 1)
+    columns = TEXT_AND_BYTES if "value" in rows.schema.names else "*"
     connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT {columns} FROM _{name}")
 
 
@@ -98,12 +87,15 @@ def _payload_columns(connection: Any, sql: str) -> list[str]:
     """Return the columns of a payload that a query needs: without the others, it means the same."""
     import duckdb
 
-    empty = _messages_schema(FILE_SCHEMA.names).empty_table()
-    names, needed = connection.sql(sql).columns, []
+    def columns_with(names: list[str]) -> list[str]:
+        _show(connection, "messages", _messages_schema(names).empty_table())
+        columns: list[str] = connection.sql(sql).columns
+        return columns
+
+    given, needed = columns_with(FILE_SCHEMA.names), []
     for column in FILE_SCHEMA.names:
-        _show(connection, "messages", empty, without=column)
         try:
-            same = connection.sql(sql).columns == names
+            same = columns_with([name for name in FILE_SCHEMA.names if name != column]) == given
         except duckdb.Error:
             same = False
         if not same:
@@ -116,7 +108,12 @@ def _messages_schema(columns: list[str]) -> pa.Schema:
     return pa.schema([pa.field("sequence", pa.int64()), *payload, *_STATE])
 
 
-def _ranges(context: QueueContext) -> Iterator[tuple[int, _Shown]]:
+def _ranges(context: QueueContext) -> pa.Table:
+    rows = [{"messages": count, **shown} for count, shown in _walked(context)]
+    return pa.Table.from_pylist(rows, _RANGES)
+
+
+def _walked(context: QueueContext) -> Iterator[tuple[int, _Shown]]:
     low = context.horizon() + 1
     for group in context.groups():
         ledger = group.current()
@@ -134,7 +131,7 @@ def _messages(context: QueueContext, columns: list[str], sql: str, failed: list[
     index = context.messages.index()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for _, shown in _ranges(context):
+        for _, shown in _walked(context):
             for piece in index.slices(shown["first"], shown["last"]):
                 for start in range(0, piece.rows, _ROWS):
                     part = piece.part(start, min(_ROWS, piece.rows - start))
@@ -178,7 +175,3 @@ def _letters(context: QueueContext) -> pa.Table:
         for table in letter_tables(letters.messages, intervals, _ROWS, skip=True):
             tables.append(table.filter(is_own_letter(context, table)))
     return pa.concat_tables(tables)
-
-
-def _history(context: QueueContext) -> pa.Table:
-    return read_history(context)

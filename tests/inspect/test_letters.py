@@ -150,10 +150,13 @@ def test_a_flood_of_failures_is_counted_as_one(queue: Queue, limits: Limits) -> 
     for name in names:
         group.lease("w", max_messages=1).reject(error=f"no {name}")
     queue.sweep()
-    counts = {one.shape: one.messages for one in queue.failures()}
-    assert sum(counts.values()) == 5
-    assert len(counts) == 3
-    assert "…" in counts
+    failures = {one.shape: one for one in queue.failures()}
+    assert sum(one.messages for one in failures.values()) == 5
+    assert len(failures) == 3
+    assert "…" in failures
+    for shape, one in failures.items():
+        found = queue.list_dead_letters(where=one.where).num_rows
+        assert found == (0 if shape == "…" else one.messages), "no redrive takes other letters"
 
 
 def test_dead_letters_are_listed_from_the_newest_on(queue: Queue) -> None:
