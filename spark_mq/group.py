@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, SupportsIndex, Unpack
 
 from spark_mq.errors import InvalidOption
-from spark_mq.inspect.group_views import GroupViews
+from spark_mq.inspect.views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.intervals import from_sequences

@@ -6,7 +6,6 @@ The views show counts, leases, messages, the past and problems. They are methods
 
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, ChangeRecord, MessageRecord
 from spark_mq.inspect.durations import GroupDurations, Histogram
-from spark_mq.inspect.group_views import SeekPreview
 from spark_mq.inspect.health import Blocker, Health, Problem
 from spark_mq.inspect.lanes import HotKey, LaneInfo, LaneSummary, PriorityInfo
 from spark_mq.inspect.leases import LastError, LeaseInfo, MessagePosition, WorkerInfo
@@ -14,7 +13,7 @@ from spark_mq.inspect.letters import Failure, Failures
 from spark_mq.inspect.overview import QueueOverview, SweepState
 from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.inspect.plots import QueuePlots
-from spark_mq.inspect.views import find_queues
+from spark_mq.inspect.views import SeekPreview, find_queues
 from spark_mq.ledger.states import STATE_NAMES
 from spark_mq.util.records import ArrowRows
 

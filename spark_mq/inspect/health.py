@@ -21,7 +21,7 @@ from spark_mq.util.records import Record
 from spark_mq.util.show import show_age, show_count, show_number
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["Blocker", "Health", "Problem", "check_health", "find_blockers"]
+__all__ = ["Blocker", "Health", "HealthLimits", "Problem", "check_health", "find_blockers"]
 
 MAX_RANGES: Final = 100  # blocked ranges of a group that are listed
 
@@ -84,6 +84,15 @@ class Blocker(Record):
     worker_id: str | None = None
     since: datetime | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """The limits of a healthy queue, see :meth:`spark_mq.Queue.health`."""
+
+    max_unswept: Duration | None = "1h"
+    max_age: Duration | None = None
+    max_dead: int | None = None
 
 
 def find_blockers(context: QueueContext, stats: Mapping[str, GroupStats]) -> list[Blocker]:
@@ -158,18 +167,12 @@ def _trim_blocker(
     )
 
 
-def check_health(
-    overview: QueueOverview,
-    now: datetime,
-    *,
-    max_unswept: Duration | None = "1h",
-    max_age: Duration | None = None,
-    max_dead: int | None = None,
-) -> Health:
-    unswept = None if max_unswept is None else validate_duration("max_unswept", max_unswept)
-    age = None if max_age is None else validate_duration("max_age", max_age)
-    if max_dead is not None:
-        validate_count("max_dead", max_dead, least=0, most=2**63 - 1)
+def check_health(overview: QueueOverview, now: datetime, limits: HealthLimits) -> Health:
+    """Return the problems of a queue under some limits. Raise InvalidOption for a wrong limit."""
+    unswept = _micros("max_unswept", limits.max_unswept)
+    age = _micros("max_age", limits.max_age)
+    if limits.max_dead is not None:
+        validate_count("max_dead", limits.max_dead, least=0, most=2**63 - 1)
     problems = [
         Problem("unreadable", name, f"the ledger of group {name!r} cannot be read: {why}")
         for name, why in overview.damaged.items()
@@ -177,8 +180,12 @@ def check_health(
     problems += _sweep_problems(overview, now, unswept)
     for name, stats in overview.groups.items():
         problems += _group_problems(name, stats, age)
-    problems += _dead_problems(overview, max_dead)
+    problems += _dead_problems(overview, limits.max_dead)
     return Health(not problems, tuple(problems))
+
+
+def _micros(name: str, limit: Duration | None) -> int | None:
+    return None if limit is None else validate_duration(name, limit)
 
 
 def _sweep_problems(overview: QueueOverview, now: datetime, limit: int | None) -> list[Problem]:

@@ -23,7 +23,7 @@ from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.schedules import oldest_due
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record, object_html, rows_html
-from spark_mq.util.show import show_age, show_count, show_number, show_time
+from spark_mq.util.show import show_age, show_count, show_number, show_size, show_time
 
 __all__ = [
     "NOTEBOOK_ERRORS",
@@ -35,6 +35,7 @@ __all__ = [
     "failed_html",
     "group_html",
     "groups_html",
+    "overview_facts",
     "overview_html",
     "sweep_state",
 ]
@@ -181,21 +182,31 @@ def groups_html(groups: Mapping[str, GroupStats]) -> str:
     return rows_html(rows, ("group", *shown), "Groups")
 
 
-def overview_html(overview: QueueOverview) -> str:
+def overview_facts(overview: QueueOverview) -> dict[str, Any]:
+    """Return the sizes and the sweeps of a queue as people read them."""
     sweeps = overview.sweeps
-    facts = {
-        "path": overview.path,
-        "published": overview.published,
-        "retained": overview.retained,
-        "last published": overview.last_published_at,
+    return {
+        "queue": overview.path,
+        "published": f"{show_count(overview.published, 'message')}, the last one "
+        f"{show_time(overview.last_published_at)}",
+        "retained": f"{show_count(overview.retained, 'message')}, "
+        f"{show_size(overview.retained_bytes)}",
+        "latest sequence": overview.latest_sequence,
+        "horizon": overview.horizon,
         "dead letters": overview.dead_letters,
         "dead, waiting for a sweep": overview.unrouted,
-        "last sweep": sweeps.last_change_at,
-        "commits that wait for a sweep": sweeps.unarchived_commits,
+        "last sweep": f"{show_time(sweeps.last_change_at)}, "
+        f"{show_count(sweeps.unarchived_commits, 'commit')} waiting",
+        "groups": len(overview.groups) + len(overview.damaged),
+        "lanes": overview.settings.lanes or "none",
     }
+
+
+def overview_html(overview: QueueOverview) -> str:
     damaged = [{"group": name, "damaged": why} for name, why in overview.damaged.items()]
     more = rows_html(damaged, title="Damaged groups") if damaged else ""
-    return object_html(facts, f"Queue {overview.name}") + groups_html(overview.groups) + more
+    facts = object_html(overview_facts(overview), f"Queue {overview.name}")
+    return facts + groups_html(overview.groups) + more
 
 
 def describe(

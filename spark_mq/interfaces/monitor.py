@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Final
@@ -209,19 +209,12 @@ class QueueMonitor:
 
     def by_path(self) -> dict[str, QueueOverview | None]:
         """Return each queue's overview by its path with all details, or None if unreadable."""
-        paths = self.queues()
-        return {
-            paths[name]: self._with_details(name, overview) for name, overview in self.all().items()
-        }
+        return {path: self._details(name) for name, path in self.queues().items()}
 
-    def _with_details(
-        self, name: str, overview: QueueOverview | SparkMQError
-    ) -> QueueOverview | None:
-        if not isinstance(overview, QueueOverview):
-            return None
+    def _details(self, name: str) -> QueueOverview | None:
         try:
-            more = self.queue(name).describe(lanes=True, durations=True)
-            return replace(overview, lanes=more.lanes, durations=more.durations)
+            self.overview(name)  # opens a queue again that was dropped and made again
+            return self.queue(name).describe(lanes=True, durations=True)
         except SparkMQError:
             return None
 

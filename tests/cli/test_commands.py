@@ -31,8 +31,7 @@ from support.working import working
 
 from spark_mq import Message, Queue
 from spark_mq.interfaces.cli.app import run as run_here
-from spark_mq.interfaces.cli.command import COMMANDS, stopping
-from spark_mq.interfaces.cli.completion import complete_queues
+from spark_mq.interfaces.cli.command import COMMANDS, complete_queues, stopping
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
 
@@ -753,7 +752,7 @@ def environment_variables() -> dict[str, set[str]]:
     """The variables that options and arguments of each command read."""
     return {
         name: {
-            parameter.annotation.__metadata__[0].envvar
+            parameter.default.envvar
             for parameter in inspect.signature(entry.function()).parameters.values()
         }
         - {None}

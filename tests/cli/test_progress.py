@@ -12,7 +12,7 @@ import pytest
 from support.handles import lease, until
 
 from spark_mq import Message, Queue
-from spark_mq.interfaces.cli.progress import track
+from spark_mq.interfaces.cli.output import track
 from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
 from spark_mq.util.progress import Progress, listening, step

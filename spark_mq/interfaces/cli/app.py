@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from typer.exceptions import TyperException
@@ -100,13 +100,13 @@ app = _make_app()
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    debug: Annotated[
-        bool, option("Show the traceback of an error.", "--debug", envvar="SPARK_MQ_DEBUG")
-    ] = False,
-    verbose: Annotated[
-        bool, option("Log to stderr.", "--verbose", "-v", envvar="SPARK_MQ_VERBOSE")
-    ] = False,
-    version: Annotated[bool, option("Print the version.", "--version")] = False,
+    debug: bool = option(
+        "Show the traceback of an error.", "--debug", envvar="SPARK_MQ_DEBUG", default=False
+    ),
+    verbose: bool = option(
+        "Log to stderr.", "--verbose", "-v", envvar="SPARK_MQ_VERBOSE", default=False
+    ),
+    version: bool = option("Print the version.", "--version", default=False),
 ) -> None:
     if version:
         from spark_mq import __version__

@@ -8,6 +8,7 @@ returns.
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -17,15 +18,16 @@ from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, Final, TypeVar, get_args
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import typer
 from typer.models import OptionInfo
 
-from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
 from spark_mq.group import ConsumerGroup
-from spark_mq.interfaces.cli.completion import complete_queues, complete_settings
 from spark_mq.interfaces.cli.output import INTERRUPTED, note, show
+from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.queue import Queue
 from spark_mq.util.sequences import number_in
@@ -45,6 +47,7 @@ __all__ = [
     "Invocation",
     "argument",
     "command",
+    "complete_queues",
     "option",
     "parse_pairs",
     "parse_sequence",
@@ -53,14 +56,21 @@ __all__ = [
 ]
 
 
-def option(help: str, *names: str, **more: Any) -> Any:
-    """Return an option. Without a long name it has that of the function's parameter."""
-    return typer.Option(*names, help=help, **more)
+_ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
+_MOST_COMPLETED: Final = 1_000  # entries of a folder that are looked at
 
 
-def argument(help: str, **more: Any) -> Any:
+def option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return an option. Without a long name it has that of the function's parameter.
+
+    An option whose default is ``...`` is required.
+    """
+    return typer.Option(default, *names, help=help, **more)
+
+
+def argument(help: str, default: Any = ..., **more: Any) -> Any:
     """Return an argument, which is named after the function's parameter."""
-    return typer.Argument(help=help, **more)
+    return typer.Argument(default, help=help, **more)
 
 
 def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
@@ -123,6 +133,16 @@ class Invocation:
     def queue(self) -> Queue:
         return Queue.open(str(self.path), storage_options=self.storage_options)
 
+    def queue_or_folder(self) -> Queue | QueueMonitor:
+        """Return the queue at the path, or the queues below it. Raise QueueNotFound."""
+        try:
+            return self.queue
+        except QueueNotFound:
+            monitor = QueueMonitor(str(self.path), self.storage_options, max_age=0)
+            if not monitor.queues():
+                raise
+            return monitor
+
     @cached_property
     def group(self) -> ConsumerGroup:
         return self.existing_group(self.group_name)
@@ -145,6 +165,50 @@ class Invocation:
             raise typer.Exit(INTERRUPTED)
 
 
+def complete_queues(incomplete: str) -> list[str]:
+    """Return the queues and folders whose path begins so. Object stores are not listed."""
+    if "://" in incomplete:
+        return []
+    paths = list(_folders(incomplete))
+    if len(paths) == 1 and paths[0].endswith("/"):
+        paths += _folders(paths[0])  # more than one, so the shell adds no blank after the folder
+    return sorted(paths)
+
+
+def _folders(incomplete: str) -> Iterator[str]:
+    folder, slash, start = incomplete.rpartition("/")
+    within = os.path.expanduser(folder + slash) or "."
+    try:
+        entries = list(islice(os.scandir(within), _MOST_COMPLETED))
+    except OSError:
+        return
+    for entry in entries:
+        hidden = entry.name.startswith(".") and not start
+        if entry.name.startswith(start) and not hidden and entry.is_dir():
+            if _is_queue(entry.path):
+                yield folder + slash + entry.name
+            elif not _is_queue(within):
+                yield f"{folder}{slash}{entry.name}/"
+
+
+def _is_queue(path: str) -> bool:
+    return all(os.path.isdir(f"{path}/{table}/_delta_log") for table in ("messages", "leases"))
+
+
+def _complete_settings(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the settings that the command may change, each also with its default."""
+    words = context.command_path.split()[-2:]
+    offered = settings_of(GroupSettings if words[:1] == ["group"] else QueueSettings)
+    if words[-1:] == ["create"]:
+        offered = _ALL_SETTINGS
+    return [
+        f"{name}={value}"
+        for name, setting in offered.items()
+        if name.startswith(incomplete)
+        for value in ("", setting.shown_default)
+    ]
+
+
 def _complete_groups(context: typer.Context, incomplete: str) -> list[str]:
     given = Invocation(
         context.params.get("queue"), None, context.params.get("storage_option") or ()
@@ -156,27 +220,20 @@ def _complete_groups(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _parameter(name: str, kind: Any, info: Any, default: Any = inspect.Parameter.empty) -> Any:
+def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
     """Return a parameter as the signature of a function has it, from which typer reads it."""
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 
 def _with_option_names(parameter: inspect.Parameter, from_environment: bool) -> inspect.Parameter:
     """Name a parameter's option, and forget its variable unless the environment may give it."""
-    kind, given = get_args(parameter.annotation)
-    info = copy(given)
-    if isinstance(info, OptionInfo):
-        names = [] if info.default is ... else [str(info.default)]
-        names += info.param_decls or ()
-        if not any(name.startswith("--") for name in names):
-            names.append(f"--{parameter.name.replace('_', '-')}")
-        info.default, info.param_decls = ..., names
+    info = copy(parameter.default)
+    names = info.param_decls or ()
+    if isinstance(info, OptionInfo) and not any(name.startswith("--") for name in names):
+        info.param_decls = (*names, f"--{parameter.name.replace('_', '-')}")
     if not from_environment:
         info.envvar = None
-    annotation: Any = Annotated[kind, info]
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=info)
 
 
 _QUEUE_HELP: Final = "The queue: a path or a URI."
@@ -186,6 +243,7 @@ _QUEUE: Final = _parameter(
     option(
         _QUEUE_HELP,
         "-q",
+        default=...,
         metavar="PATH",
         autocompletion=complete_queues,
         envvar="SPARK_MQ_QUEUE",
@@ -208,11 +266,11 @@ GROUP: Final = (
         option(
             _GROUP_HELP,
             "-g",
+            default="default",
             metavar="NAME",
             autocompletion=_complete_groups,
             envvar="SPARK_MQ_GROUP",
         ),
-        "default",
     ),
 )
 GROUP_ARGUMENT: Final = (
@@ -222,7 +280,7 @@ GROUP_ARGUMENT: Final = (
     _QUEUE,
 )
 
-_YES: Final = _parameter("yes", bool, option("Do not ask.", "-y"), False)
+_YES: Final = _parameter("yes", bool, option("Do not ask.", "-y", default=False))
 _STORAGE: Final = _parameter(
     "storage_option",
     list[str] | None,
@@ -231,31 +289,26 @@ _STORAGE: Final = _parameter(
         metavar="NAME=VALUE",
         envvar="SPARK_MQ_STORAGE_OPTION",
     ),
-    None,
 )
 _OUTPUT: Final = _parameter(
     "output",
     _OutputFormat,
-    option("A table, or JSON lines.", "-o", envvar="SPARK_MQ_OUTPUT"),
-    _OutputFormat.table,
+    option("A table, or JSON lines.", "-o", default=_OutputFormat.table, envvar="SPARK_MQ_OUTPUT"),
 )
-
-
-_ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
 
 
 def settings(example: str, *common: str) -> Sequence[inspect.Parameter]:
     """Return the option --set, and an option for each `common` setting."""
     text = f"A setting, such as {example}. Repeatable."
-    info = option(text, "--set", metavar="NAME=VALUE", autocompletion=complete_settings)
-    rest = _parameter("settings", list[str] | None, info, None)
+    info = option(text, "--set", metavar="NAME=VALUE", autocompletion=_complete_settings)
+    rest = _parameter("settings", list[str] | None, info)
     return (*(_setting(_ALL_SETTINGS[name]) for name in common), rest)
 
 
 def _setting(setting: Setting) -> inspect.Parameter:
     brief = setting.doc.replace("`", "").partition(". ")[0].rstrip(".")
     default = False if setting.default is None else setting.shown_default
-    return _parameter(setting.name, str | None, option(f"{brief}.", show_default=default), None)
+    return _parameter(setting.name, str | None, option(f"{brief}.", show_default=default))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.interfaces.cli.command import (
@@ -18,7 +18,7 @@ from spark_mq.interfaces.cli.command import (
     parse_sequence,
     settings,
 )
-from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows
+from spark_mq.interfaces.cli.output import Pages, Part, Rows, columns
 from spark_mq.interfaces.cli.queues import shown_settings
 from spark_mq.interfaces.cli.workers import worker_rows
 from spark_mq.ledger.settings import GroupSettings
@@ -31,24 +31,16 @@ from spark_mq.util.validation import parse_instant, parse_until
 __all__: list[str] = []
 
 _ERRORS: Final = 3  # the last errors in the description of a group
-_ERROR_COLUMNS: Final[list[Column]] = [
-    ("LAST ERROR", "error"), ("STATE", "state"), ("MESSAGES", "messages"), ("AT", "at"),
-]  # fmt: skip
-_LEASE_COLUMNS: Final[list[Column]] = [
-    ("LEASE", "lease_id"), ("WORKER", "worker_id"), ("SINCE", "since"), ("UNTIL", "until"),
-    ("EXPIRED", "expired"), ("MESSAGES", "messages"), ("DELIVERY", "delivery_count"),
-    ("SEQUENCES", "sequences"),
-]  # fmt: skip
-_LANE_COLUMNS: Final[list[Column]] = [
-    ("LANE", "lane"), ("MESSAGES", "messages"), ("SHARE", "share"), ("READY", "ready"),
-    ("DELAYED", "delayed"), ("LEASED", "leased"), ("DEAD", "dead"), ("HEAD", "head"),
-    ("AGE", "head_age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
-]  # fmt: skip
-_PRIORITY_COLUMNS: Final[list[Column]] = [
-    ("PRIORITY", "priority"), ("READY", "ready"), ("DELAYED", "delayed"),
-    ("LEASED", "leased"), ("DEAD", "dead"), ("BLOCKED", "blocked"), ("OLDEST", "oldest_age"),
-]  # fmt: skip
-_KEY_COLUMNS: Final[list[Column]] = [("KEY", "key"), ("MESSAGES", "messages"), ("SHARE", "share")]
+_ERROR_COLUMNS: Final = columns("error state messages at", error="LAST ERROR")
+_LEASE_COLUMNS: Final = columns(
+    "lease_id worker_id since until expired messages delivery_count sequences",
+    delivery_count="DELIVERY",
+)
+_LANE_COLUMNS: Final = columns(
+    "lane messages share ready delayed leased dead head head_age held_back because"
+)
+_PRIORITY_COLUMNS: Final = columns("priority ready delayed leased dead blocked oldest_age")
+_KEY_COLUMNS: Final = columns("key messages share")
 
 
 class _Part(StrEnum):
@@ -60,14 +52,12 @@ class _Part(StrEnum):
 @command("group describe", GROUP_ARGUMENT)
 def describe(
     ctx: Invocation,
-    part: Annotated[
-        _Part | None, argument("Show only this, with all of its values.", metavar="PART")
-    ] = None,
-    top: Annotated[int, option("The most lanes, or keys of a lane.", "-n", min=1)] = 10,
-    by: Annotated[str, option("Lanes by messages, or by age for the oldest ones.")] = "messages",
-    lane: Annotated[
-        int | None, option("Show only the commonest keys of the messages in this lane.")
-    ] = None,
+    part: _Part | None = argument(
+        "Show only this, with all of its values.", metavar="PART", default=None
+    ),
+    top: int = option("The most lanes, or keys of a lane.", "-n", min=1, default=10),
+    by: str = option("Lanes by messages, or by age for the oldest ones.", default="messages"),
+    lane: int | None = option("Show only the commonest keys of the messages in this lane."),
 ) -> Pages | Rows:
     """Describe a group with its settings, leases, lanes, last errors and blockers.
 
@@ -138,13 +128,10 @@ def _description(described: Mapping[str, Any], settings: GroupSettings) -> Itera
 @command("group configure", (*GROUP_ARGUMENT, *settings("retry_delay=30s")))
 def configure(
     ctx: Invocation,
-    create: Annotated[bool, option("Create the group if it is missing.")] = False,
-    start: Annotated[
-        str | None,
-        option(
-            "Where --create starts: earliest, latest, a sequence, or an instant. Default: earliest."
-        ),
-    ] = None,
+    create: bool = option("Create the group if it is missing.", default=False),
+    start: str | None = option(
+        "Where --create starts: earliest, latest, a sequence, or an instant. Default: earliest."
+    ),
 ) -> Mapping[str, Any]:
     """Create a group or change its settings, and print all of them.
 
@@ -170,11 +157,10 @@ def configure(
 @command("group pause", GROUP_ARGUMENT)
 def pause(
     ctx: Invocation,
-    reason: Annotated[str | None, option("Why, for people.")] = None,
-    until: Annotated[
-        str | None,
-        option("When leases are allowed again: 30m from now, or an instant with a zone."),
-    ] = None,
+    reason: str | None = option("Why, for people."),
+    until: str | None = option(
+        "When leases are allowed again: 30m from now, or an instant with a zone."
+    ),
 ) -> Mapping[str, Any]:
     """Stop new leases of a group until `group resume`, or a time. Live leases can be settled."""
     ctx.group.pause(reason, until=parse_until("--until", until))
@@ -208,23 +194,17 @@ _COUNTS: Final = {
 @command("group resolve", GROUP_ARGUMENT, asks=True)
 def resolve(
     ctx: Invocation,
-    to: Annotated[
-        _Resolution,
-        option(
-            "retry makes delayed, dead or blocked messages due now. discard settles them for good. "
-            "dead_letter makes them dead, and the sweep makes them dead letters."
-        ),
-    ],
-    sequences: Annotated[list[str] | None, argument("The messages.", metavar="SEQUENCES")] = None,
-    message_id: Annotated[list[str] | None, option("The message with this id. Repeatable.")] = None,
-    key: Annotated[
-        list[str] | None, option("Unsettled messages with this key. Repeatable.")
-    ] = None,
-    blocked: Annotated[bool, option("All messages that block the group.")] = False,
-    reason: Annotated[
-        str | None, option("Why, for people, with --to discard or dead_letter.")
-    ] = None,
-    force: Annotated[bool, option("Also take them from their leases.")] = False,
+    to: _Resolution = option(
+        "retry makes delayed, dead or blocked messages due now. discard settles them for good. "
+        "dead_letter makes them dead, and the sweep makes them dead letters.",
+        default=...,
+    ),
+    sequences: list[str] | None = argument("The messages.", metavar="SEQUENCES", default=None),
+    message_id: list[str] | None = option("The message with this id. Repeatable."),
+    key: list[str] | None = option("Unsettled messages with this key. Repeatable."),
+    blocked: bool = option("All messages that block the group.", default=False),
+    reason: str | None = option("Why, for people, with --to discard or dead_letter."),
+    force: bool = option("Also take them from their leases.", default=False),
 ) -> Mapping[str, Any]:
     """Retry, discard or dead-letter messages by hand.
 
@@ -266,13 +246,13 @@ def resolve(
 @command("group seek", GROUP_ARGUMENT, destroys=True)
 def seek(
     ctx: Invocation,
-    to_earliest: Annotated[bool, option("To the first message.")] = False,
-    to_latest: Annotated[bool, option("After the last message.")] = False,
-    to_datetime: Annotated[str | None, option("An instant, as 2026-01-31T12:00:00Z.")] = None,
-    to_sequence: Annotated[str | None, option("A sequence.", metavar="SEQUENCE")] = None,
-    execute: Annotated[
-        bool, option("Do it. Without this option nothing changes.", "--execute", "--yes", "-y")
-    ] = False,
+    to_earliest: bool = option("To the first message.", default=False),
+    to_latest: bool = option("After the last message.", default=False),
+    to_datetime: str | None = option("An instant, as 2026-01-31T12:00:00Z."),
+    to_sequence: str | None = option("A sequence.", metavar="SEQUENCE"),
+    execute: bool = option(
+        "Do it. Without this option nothing changes.", "--execute", "--yes", "-y", default=False
+    ),
 ) -> Mapping[str, Any]:
     """Move a group. Without --execute it only shows the effects."""
     given: list[str | int | datetime] = []

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import typer
 
@@ -28,12 +28,12 @@ from spark_mq.interfaces.cli.output import (
     INTERRUPTED,
     NOT_FOUND,
     OK,
-    Column,
     Rows,
+    columns,
     complain,
     note,
+    track,
 )
-from spark_mq.interfaces.cli.progress import track
 from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.maintenance.discard import DiscardResult
 from spark_mq.maintenance.redrive_result import RedriveResult
@@ -45,21 +45,18 @@ from spark_mq.util.show import show_change, show_count, show_number, show_some
 
 __all__: list[str] = []
 
-_FAILURE_COLUMNS: Final[list[Column]] = [
-    ("LETTERS", "messages"), ("GROUP", "group"), ("REASON", "reason"), ("FAILURE", "shape"),
-    ("FIRST", "first_at"), ("LAST", "last_at"), ("KEYS", "keys"), ("SAMPLES", "samples"),
-]  # fmt: skip
-_TRIAL_COLUMNS: Final[list[Column]] = [
-    ("LETTER", "dead_letter_sequence"), ("ID", "message_id"), ("KEY", "key"), ("BEFORE", "value"),
-    ("AFTER", "new_value"), ("FAILS", "transform_error"),
-]  # fmt: skip
+_FAILURE_COLUMNS: Final = columns(
+    "messages group reason shape first_at last_at keys samples", messages="LETTERS", shape="FAILURE"
+)
+_TRIAL_COLUMNS: Final = columns(
+    "dead_letter_sequence message_id key value new_value transform_error",
+    value="BEFORE", new_value="AFTER", transform_error="FAILS",
+)  # fmt: skip
 _FUNCTION: Final = re.compile(r"""[^\s:'"]+:\w+""")  # no SQL has one colon outside of a text
-_LETTER_COLUMNS: Final[list[Column]] = [
-    ("LETTER", "dead_letter_sequence"), ("SEQUENCE", "sequence"), ("ID", "message_id"),
-    ("GROUP", "consumer_group"), ("DELIVERIES", "delivery_count"), ("REASON", "reason"),
-    ("ERROR", "error"), ("KEY", "key"), ("VALUE", "value"),
-]  # fmt: skip
-_Where = Annotated[str | None, option("SQL over the columns, such as \"reason = 'rejected'\".")]
+_LETTER_COLUMNS: Final = columns(
+    "dead_letter_sequence sequence message_id consumer_group delivery_count reason error key value"
+)
+_WHERE: Final = option("SQL over the columns, such as \"reason = 'rejected'\".")
 
 T = TypeVar("T")
 
@@ -67,14 +64,14 @@ T = TypeVar("T")
 @command("dlq list")
 def list_letters(
     ctx: Invocation,
-    letter: Annotated[
-        str | None, argument("Show only this LETTER of the list, with its whole value.")
-    ] = None,
-    message_id: Annotated[
-        str | None, option("Show only the first letter with this id, with its whole value.")
-    ] = None,
-    where: _Where = None,
-    limit: Annotated[int, option("The most letters.", "-n", min=1)] = 100,
+    letter: str | None = argument(
+        "Show only this LETTER of the list, with its whole value.", default=None
+    ),
+    message_id: str | None = option(
+        "Show only the first letter with this id, with its whole value."
+    ),
+    where: str | None = _WHERE,
+    limit: int = option("The most letters.", "-n", min=1, default=100),
 ) -> Rows | Mapping[str, Any]:
     """List dead letters that are neither redriven nor discarded, or show one with its headers."""
     given = [choice for choice in (letter, message_id, where) if choice is not None]
@@ -113,7 +110,7 @@ def _letter_rows(table: Any) -> list[dict[str, Any]]:
 @command("dlq failures")
 def list_failures(
     ctx: Invocation,
-    n: Annotated[int, option("The newest letters to look at.", "-n", min=1)] = 100_000,
+    n: int = option("The newest letters to look at.", "-n", min=1, default=100_000),
 ) -> Rows:
     """Group dead letters by group, reason and shape of the error."""
     failures = ctx.queue.failures(n)
@@ -137,22 +134,20 @@ def _failure_cells(row: Any) -> Mapping[str, Any]:
 @command("dlq redrive", QUEUE, asks=True)
 def redrive(
     ctx: Invocation,
-    where: _Where = None,
-    limit: Annotated[int | None, option("The most letters. Default: all.", "-n", min=1)] = None,
-    rate: Annotated[float | None, option("The most messages a second.")] = None,
-    to: Annotated[str | None, option("Another queue, as its path. Default: their own.")] = None,
-    all_groups: Annotated[
-        bool, option("For all groups, not only for the one in which each died.")
-    ] = False,
-    transform: Annotated[
-        str | None,
-        option("Repair each message before: SQL for its new value, or MODULE:FUNCTION."),
-    ] = None,
-    format: Annotated[
-        str | None,
-        option("What must decode the repaired values: MODULE:NAME of a format.", metavar="FORMAT"),
-    ] = None,
-    dry_run: Annotated[bool, option("Only list which, with --transform before and after.")] = False,
+    where: str | None = _WHERE,
+    limit: int | None = option("The most letters. Default: all.", "-n", min=1),
+    rate: float | None = option("The most messages a second."),
+    to: str | None = option("Another queue, as its path. Default: their own."),
+    all_groups: bool = option(
+        "For all groups, not only for the one in which each died.", default=False
+    ),
+    transform: str | None = option(
+        "Repair each message before: SQL for its new value, or MODULE:FUNCTION."
+    ),
+    format: str | None = option(
+        "What must decode the repaired values: MODULE:NAME of a format.", metavar="FORMAT"
+    ),
+    dry_run: bool = option("Only list which, with --transform before and after.", default=False),
 ) -> Rows | Mapping[str, Any]:
     """Publish dead letters again, each once, for the group in which it died. Asks first.
 
@@ -209,17 +204,17 @@ def _letters_to_redrive(queue: Queue, limit: int | None) -> int | None:
 @command("dlq discard", QUEUE, asks=True)
 def discard(
     ctx: Invocation,
-    where: Annotated[
-        str, option("SQL over the columns, such as \"reason = 'rejected'\". All letters: true.")
-    ],
-    dry_run: Annotated[bool, option("Only count which, by group.")] = False,
+    where: str = option(
+        "SQL over the columns, such as \"reason = 'rejected'\". All letters: true.", default=...
+    ),
+    dry_run: bool = option("Only count which, by group.", default=False),
 ) -> Rows | Mapping[str, Any]:
     """Settle dead letters for good, so that no redrive finds them. Counts them, and asks first."""
     queue = ctx.queue
     counted = queue.discard_dead_letters(where=where, dry_run=True)
     if dry_run:
         rows = [{"group": name, "messages": n} for name, n in counted.groups.items()]
-        return Rows(rows, [("LETTERS", "messages"), ("GROUP", "group")])
+        return Rows(rows, columns("messages group", messages="LETTERS"))
     discarded = 0
     if counted.newest is not None:
         ctx.confirm(f"Discard {_counts(counted)} of {queue.path}? No redrive brings them back.")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -16,7 +16,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_sequence
-from spark_mq.interfaces.cli.output import NOT_FOUND, Column, Pages, Rows, complain
+from spark_mq.interfaces.cli.output import NOT_FOUND, Pages, Rows, columns, complain
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.show import show_age, show_name, show_time, show_value
@@ -24,19 +24,14 @@ from spark_mq.util.validation import validate_duration
 
 __all__: list[str] = []
 
-_QUEUE_COLUMNS: Final = ("sequence", "message_id", "key", "published_at", "value")
-_PEEK_COLUMNS: Final[list[Column]] = [
-    ("SEQUENCE", "sequence"), ("ID", "message_id"), ("KEY", "key"), ("PUBLISHED", "published_at"),
-    ("STATE", "state"), ("DELIVERIES", "delivery_count"), ("FAILURES", "failure_count"),
-    ("WORKER", "worker_id"), ("ERROR", "error"), ("VALUE", "value"),
-]  # fmt: skip
-_PLACE_COLUMNS: Final[list[Column]] = [
-    ("SEQUENCE", "sequence"), ("GROUP", "group"), ("STATE", "state"), ("OUTCOME", "outcome"),
-    ("WORKER", "worker_id"), ("LEASE", "lease_id"), ("UNTIL", "leased_until"),
-    ("DUE", "available_at"),
-    ("DELIVERIES", "delivery_count"), ("FAILURES", "failure_count"), ("REASON", "reason"),
-    ("ERROR", "error"),
-]  # fmt: skip
+_QUEUE_COLUMNS: Final = columns("sequence message_id key published_at value")
+_PEEK_COLUMNS: Final = columns(
+    "sequence message_id key published_at state delivery_count failure_count worker_id error value"
+)
+_PLACE_COLUMNS: Final = columns(
+    "sequence group state outcome worker_id lease_id leased_until available_at delivery_count "
+    "failure_count reason error"
+)
 _FOLLOWED: Final = 100  # messages that `peek --follow` reads at once
 _LIMIT: Final = 10
 
@@ -50,25 +45,20 @@ def _complete_states(incomplete: str) -> list[str]:
 @command("peek")
 def peek(
     ctx: Invocation,
-    group: Annotated[
-        str | None, option("Show the state in this group.", "-g", envvar="SPARK_MQ_GROUP")
-    ] = None,
-    state: Annotated[
-        str | None, option("Only this state of the group.", autocompletion=_complete_states)
-    ] = None,
-    key: Annotated[str | None, option("Only messages with this key.")] = None,
-    message_id: Annotated[str | None, option("Only messages with this id.")] = None,
-    after: Annotated[
-        str | None,
-        option("Only after this sequence. With --follow also earliest.", metavar="SEQUENCE"),
-    ] = None,
-    limit: Annotated[
-        int | None, option("The most messages. Default: 10, with --follow no limit.", "-n", min=1)
-    ] = None,
-    follow: Annotated[
-        bool, option("Print new messages as they are published, until Ctrl-C.", "-f")
-    ] = False,
-    interval: Annotated[str, option("How often --follow reads the queue.")] = "1s",
+    group: str | None = option("Show the state in this group.", "-g", envvar="SPARK_MQ_GROUP"),
+    state: str | None = option("Only this state of the group.", autocompletion=_complete_states),
+    key: str | None = option("Only messages with this key."),
+    message_id: str | None = option("Only messages with this id."),
+    after: str | None = option(
+        "Only after this sequence. With --follow also earliest.", metavar="SEQUENCE"
+    ),
+    limit: int | None = option(
+        "The most messages. Default: 10, with --follow no limit.", "-n", min=1
+    ),
+    follow: bool = option(
+        "Print new messages as they are published, until Ctrl-C.", "-f", default=False
+    ),
+    interval: str = option("How often --follow reads the queue.", default="1s"),
 ) -> Rows | Pages:
     """Show messages without leasing them."""
     if state is not None and group is None:
@@ -93,10 +83,8 @@ def peek(
     most = limit or _LIMIT
     if isinstance(source, ConsumerGroup) and start is None and set(wanted.values()) == {None}:
         return Rows(_unsettled_first(source, most), _PEEK_COLUMNS)
-    columns = [
-        column for column in _PEEK_COLUMNS if group is not None or column[1] in _QUEUE_COLUMNS
-    ]
-    return Rows(source.peek(most, after=start, **wanted), columns)
+    shown = _QUEUE_COLUMNS if group is None else _PEEK_COLUMNS
+    return Rows(source.peek(most, after=start, **wanted), shown)
 
 
 def _unsettled_first(group: ConsumerGroup, limit: int) -> list[PeekedMessage]:
@@ -138,13 +126,13 @@ def _message_line(message: Any) -> list[str]:
 @command("trace")
 def trace(
     ctx: Invocation,
-    sequence: Annotated[str | None, argument("The message.")] = None,
-    message_id: Annotated[str | None, option("The messages with this id.")] = None,
-    key: Annotated[str | None, option("The messages with this key.")] = None,
-    limit: Annotated[int, option("The most messages, the newest first.", "-n", min=1)] = _LIMIT,
-    now: Annotated[
-        bool, option("Only the state now, with a row for each group. It reads less.")
-    ] = False,
+    sequence: str | None = argument("The message.", default=None),
+    message_id: str | None = option("The messages with this id."),
+    key: str | None = option("The messages with this key."),
+    limit: int = option("The most messages, the newest first.", "-n", min=1, default=_LIMIT),
+    now: bool = option(
+        "Only the state now, with a row for each group. It reads less.", default=False
+    ),
 ) -> Pages | Rows:
     """Show a message's life, and its state or outcome, worker and lease by group."""
     named = message_id is not None or key is not None

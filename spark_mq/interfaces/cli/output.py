@@ -1,13 +1,18 @@
-"""Print what a command returns, as tables for people or JSON lines, and errors with exit codes."""
+"""Print results as tables for people or JSON lines, and progress and errors on stderr."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +30,17 @@ from spark_mq.errors import (
     StorageError,
     UnsupportedTable,
 )
-from spark_mq.util.show import json_line, printable, show_cell
+from spark_mq.util.background import in_background
+from spark_mq.util.progress import Progress, listening
+from spark_mq.util.show import (
+    json_line,
+    printable,
+    show_age,
+    show_cell,
+    show_count,
+    show_number,
+    show_short,
+)
 
 __all__ = [
     "FAILED",
@@ -38,11 +53,13 @@ __all__ = [
     "Pages",
     "Part",
     "Rows",
+    "columns",
     "complain",
     "exit_code_of",
     "make_table",
     "note",
     "show",
+    "track",
 ]
 
 OK: Final = 0
@@ -58,6 +75,19 @@ _STORE: Final = (StorageError, CorruptLog, UnsupportedTable, ContentionTimeout)
 
 Column = tuple[str, str]  # the heading, and the name of the value in a row
 
+# Headings of values whose names are longer, or say something else.
+_HEADINGS: Final[Mapping[str, str]] = {
+    "message_id": "ID", "consumer_group": "GROUP", "dead_letter_sequence": "LETTER",
+    "delivery_count": "DELIVERIES", "failure_count": "FAILURES", "leased_until": "UNTIL",
+    "available_at": "DUE", "operation": "CHANGE", "head_age": "AGE",
+    "oldest_unsettled_age": "OLDEST", "oldest_lease_age": "OLDEST",
+}  # fmt: skip
+_SUFFIXES: Final = re.compile("_(at|id|age)$")  # that a heading leaves out
+
+_PAUSE: Final = 10.0  # seconds between lines of progress, if stderr is no terminal
+_WINDOW: Final = 30.0  # seconds whose messages make the speed
+_LEFT_EACH: Final = 1.0  # seconds until `left` is asked again
+
 _NUMBERS: Final = (int, float, timedelta)
 _UNBOUNDED: Final = 1_000_000  # columns of a terminal that breaks no cell
 _EMPTY: Final = (None, "", 0, (), "-")
@@ -65,6 +95,17 @@ _STYLES: Final[Mapping[str, str]] = {
     "dead": "red", "dead_letters": "red", "dead_per_second": "red", "error": "red",
     "blocked": "yellow", "blocked_because": "yellow", "problem": "yellow", "because": "yellow",
 }  # fmt: skip
+
+
+def columns(names: str, **headings: str) -> list[Column]:
+    """Return columns by the names of their values, with a heading where it is not the usual one."""
+    known = {**_HEADINGS, **headings}
+    return [(known.get(name) or _heading(name), name) for name in names.split()]
+
+
+def _heading(name: str) -> str:
+    shown = _SUFFIXES.sub("", name).replace("_per_second", "/s").replace("_", " ")
+    return shown.upper()
 
 
 @dataclass(frozen=True)
@@ -209,3 +250,99 @@ class CommandFormatter(logging.Formatter):
         record = logging.makeLogRecord({**record.__dict__, "msg": printable(record.getMessage())})
         record.args = ()
         return "\n".join(map(printable, super().format(record).splitlines()))
+
+
+class _ShownProgress(Progress):
+    """The step of an operation, and its messages with their speed and the time that is left."""
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None,
+        left: Callable[[], int | None] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._what, self._at, self._left, self._clock = what, what, left, clock
+        self._done, self._total = 0, total
+        self._share: float | None = None
+        self._own, self._asked, self._lock = 0, float("-inf"), threading.Lock()
+        self._points = deque([(clock(), 0)])  # the time and the number, one a second
+        self._started = self._points[0][0]
+
+    def step(self, text: str) -> None:
+        self._at = f"{self._what}: {text}"
+
+    def expect(self, messages: int) -> None:
+        self._total = messages
+
+    def finish(self, messages: int, share: float | None = None) -> None:
+        with self._lock:
+            self._own += messages
+            self._share = share
+            now = self._clock()
+            if self._left is None:
+                self._done = self._own
+            elif now - self._asked >= _LEFT_EACH:
+                self._asked = now
+                if (left := self._left()) is not None:
+                    self._total = max(self._total or 0, self._own + left)
+                    self._done = self._total - left
+            if self._total is not None:  # more may be published meanwhile
+                self._total = max(self._total, self._done)
+            while len(self._points) > 1 and now - self._points[1][0] >= _WINDOW:
+                self._points.popleft()
+            if now - self._points[-1][0] >= 1:
+                self._points.append((now, self._done))
+
+    def __str__(self) -> str:
+        with self._lock:
+            now, (since, before) = self._clock(), self._points[0]
+            done, total, share = self._done, self._total, self._share
+        if not (done or total):
+            return f"{self._at}: {show_age(now - self._started)}"
+        speed = (done - before) / (now - since) if now > since else 0.0
+        share = done / total if total else share
+        of = f"{show_number(done)} of " if total else ""
+        parts = [of + show_count(total or done, "message")]
+        parts += [f"{show_short(speed)} msg/s"] if speed else []
+        if share:
+            parts.append(f"{share:.0%}")
+            if speed and share < 1:
+                parts.append(f"{show_age(done * (1 / share - 1) / speed)} left")
+        return f"{self._at}: {', '.join(parts)}"
+
+    def __rich__(self) -> Text:
+        return Text(str(self))
+
+
+@contextmanager
+def track(
+    what: str,
+    total: int | None = None,
+    stream: TextIO | None = None,
+    *,
+    pause: float = _PAUSE,
+    clock: Callable[[], float] = time.monotonic,
+    left: Callable[[], int | None] | None = None,
+) -> Iterator[Progress]:
+    """Show the step and the finished messages of the operations in the block, and yield both.
+
+    `left` returns how many messages are left, or None, if others finish some, too.
+    """
+    stream, shown = stream or sys.stderr, _ShownProgress(what, total, left, clock)
+    lines = Console(file=stream).status(shown, spinner="line") if stream.isatty() else None
+    with listening(shown), lines or _print_progress(shown, stream, pause):
+        yield shown
+
+
+@contextmanager
+def _print_progress(shown: _ShownProgress, stream: TextIO, pause: float) -> Iterator[None]:
+    """Print a line after each pause. The work must not fail if nobody reads them."""
+
+    def report(ended: threading.Event) -> None:
+        while not ended.wait(pause):
+            with suppress(OSError, ValueError):
+                print(shown, file=stream, flush=True)
+
+    with in_background(report, "spark_mq progress"):
+        yield

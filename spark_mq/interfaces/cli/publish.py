@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from spark_mq.errors import InvalidOption, InvalidPayload, QueueNotFound, SparkMQError
 from spark_mq.interfaces.cli.command import Invocation, argument, command, option
-from spark_mq.interfaces.cli.progress import track
+from spark_mq.interfaces.cli.output import track
 from spark_mq.message import Message, to_publish
 from spark_mq.payload_format import Json
 from spark_mq.queue import Queue
@@ -51,34 +51,29 @@ class _Format:
 @command("publish")
 def publish(
     ctx: Invocation,
-    files: Annotated[list[str] | None, argument("Files of lines. Default, and -: stdin.")] = None,
-    create: Annotated[
-        bool, option("Create the queue with default settings if it does not exist.")
-    ] = False,
-    raw: Annotated[bool, option("Lines are any text, not JSON.")] = False,
-    envelope: Annotated[
-        bool,
-        option(
-            "Lines are objects: value, key, headers, message_id, priority, as peek prints them. "
-            "They may have a dedup_id."
-        ),
-    ] = False,
-    key_field: Annotated[str | None, option("The field of the object that is the key.")] = None,
-    id_field: Annotated[str | None, option("The field of the object that is the id.")] = None,
-    dedup_field: Annotated[
-        str | None, option("The field of the object that is the dedup id.")
-    ] = None,
-    priority: Annotated[
-        int,
-        option("A higher one is leased first. That of an envelope comes before it.", min=0, max=9),
-    ] = 0,
-    producer_id: Annotated[
-        str | None,
-        option("A name for this input. A repeated call continues after the last line published."),
-    ] = None,
-    batch_id: Annotated[
-        str | None, option("The message batch of the lines, which `close-batch` closes.")
-    ] = None,
+    files: list[str] | None = argument("Files of lines. Default, and -: stdin.", default=None),
+    create: bool = option(
+        "Create the queue with default settings if it does not exist.", default=False
+    ),
+    raw: bool = option("Lines are any text, not JSON.", default=False),
+    envelope: bool = option(
+        "Lines are objects: value, key, headers, message_id, priority, as peek prints them. "
+        "They may have a dedup_id.",
+        default=False,
+    ),
+    key_field: str | None = option("The field of the object that is the key."),
+    id_field: str | None = option("The field of the object that is the id."),
+    dedup_field: str | None = option("The field of the object that is the dedup id."),
+    priority: int = option(
+        "A higher one is leased first. That of an envelope comes before it.",
+        min=0,
+        max=9,
+        default=0,
+    ),
+    producer_id: str | None = option(
+        "A name for this input. A repeated call continues after the last line published."
+    ),
+    batch_id: str | None = option("The message batch of the lines, which `close-batch` closes."),
 ) -> Mapping[str, Any]:
     """Publish JSON lines of files or stdin, one message a line.
 

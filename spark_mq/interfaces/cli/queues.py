@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import SparkMQError
-from spark_mq.inspect.overview import QueueOverview
+from spark_mq.inspect.overview import QueueOverview, overview_facts
 from spark_mq.interfaces.cli.command import (
     NOTHING,
     QUEUE_ARGUMENT,
@@ -20,54 +20,48 @@ from spark_mq.interfaces.cli.command import (
     option,
     settings,
 )
-from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows
-from spark_mq.interfaces.cli.progress import track
+from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows, columns, track
 from spark_mq.interfaces.cli.workers import worker_rows
+from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.operations.batches import BatchInfo
 from spark_mq.queue import Queue
-from spark_mq.util.show import show_cell, show_count, show_duration, show_size, show_time
+from spark_mq.util.show import show_cell, show_count, show_duration
 
 __all__ = ["group_columns", "group_rows", "shown_settings"]
 
-_LIST_COLUMNS: Final[list[Column]] = [
-    ("QUEUE", "queue"), ("PUBLISHED", "published"), ("GROUPS", "groups"),
-    ("DEAD LETTERS", "dead_letters"),
-]  # fmt: skip
-_BATCH_COLUMNS: Final[list[Column]] = [
-    ("BATCH", "name"), ("STATE", "state"), ("MESSAGES", "messages"), ("SETTLED", "settled"),
-    ("GROUPS", "groups"), ("CLOSED", "closed_at"), ("COMPLETED", "completed_at"), ("TO", "to"),
-]  # fmt: skip
+_LIST_COLUMNS: Final = columns("queue published groups dead_letters")
+_BATCH_COLUMNS: Final = columns(
+    "name state messages settled groups closed_at completed_at to", name="BATCH"
+)
 _DEFAULTS: Final = "group"  # the setting of a queue that holds the defaults of its groups
 
 
 @command("queue list", NOTHING)
 def list_queues(
     ctx: Invocation,
-    path: Annotated[str, argument("Where to look: a path or a URI.")] = ".",
-    max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
+    path: str = argument("Where to look: a path or a URI.", default="."),
+    max_depth: int = option("Folders between the path and a queue.", min=0, default=3),
 ) -> Rows:
     """List the queues under a path. Dead-letter queues inside of queues are left out."""
-    options = ctx.storage_options
-    rows: list[dict[str, Any]] = []
-    for place in Queue.find_all(path, storage_options=options, max_depth=max_depth):
-        try:
-            overview = Queue.open(place, storage_options=options).describe()
-        except SparkMQError as error:
-            rows.append({"queue": place, "error": str(error)})
-        else:
-            rows.append(
-                {
-                    "queue": place,
-                    "published": overview.published,
-                    "groups": len(overview.groups),
-                    "dead_letters": overview.dead_letters,
-                    "error": None,
-                }
-            )
-    wrong: list[Column] = [("ERROR", "error")] if any(row["error"] for row in rows) else []
+    monitor = QueueMonitor(path, ctx.storage_options, max_depth=max_depth)
+    paths = monitor.queues()
+    rows = [_list_row(paths[name], overview) for name, overview in monitor.all().items()]
+    wrong = columns("error") if any(row["error"] for row in rows) else []
     return Rows(rows, [*_LIST_COLUMNS, *wrong])
+
+
+def _list_row(path: str, overview: QueueOverview | SparkMQError) -> dict[str, Any]:
+    if isinstance(overview, SparkMQError):
+        return {"queue": path, "error": str(overview)}
+    return {
+        "queue": path,
+        "published": overview.published,
+        "groups": len(overview.groups),
+        "dead_letters": overview.dead_letters,
+        "error": None,
+    }
 
 
 _COMMON: Final = settings(
@@ -79,7 +73,7 @@ _COMMON: Final = settings(
 @command("queue create", (*QUEUE_ARGUMENT, *_COMMON))
 def create(
     ctx: Invocation,
-    exist_ok: Annotated[bool, option("Open the queue if it exists with these settings.")] = False,
+    exist_ok: bool = option("Open the queue if it exists with these settings.", default=False),
 ) -> Mapping[str, Any]:
     """Create a queue."""
     created = Queue.create(
@@ -97,10 +91,10 @@ class _Part(StrEnum):
 @command("queue describe", QUEUE_ARGUMENT)
 def describe(
     ctx: Invocation,
-    part: Annotated[
-        _Part | None, argument("Show only this, with all of its values.", metavar="PART")
-    ] = None,
-    groups: Annotated[int, option("Groups in the description, the busiest first.")] = 20,
+    part: _Part | None = argument(
+        "Show only this, with all of its values.", metavar="PART", default=None
+    ),
+    groups: int = option("Groups in the description, the busiest first.", default=20),
 ) -> Pages | Rows:
     """Describe a queue with its sizes, groups, dead letters and sweeps.
 
@@ -125,21 +119,7 @@ def _batch_cells(batch: BatchInfo) -> Mapping[str, Any]:
 
 
 def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
-    sweeps = overview.sweeps
-    yield {
-        "queue": overview.path,
-        "published": f"{show_count(overview.published, 'message')}, the last one "
-        f"{show_time(overview.last_published_at)}",
-        "retained": f"{show_count(overview.retained, 'message')}, "
-        f"{show_size(overview.retained_bytes)}",
-        "latest sequence": overview.latest_sequence,
-        "horizon": overview.horizon,
-        "dead letters": overview.dead_letters,
-        "last sweep": f"{show_time(sweeps.last_change_at)}, "
-        f"{show_count(sweeps.unarchived_commits, 'commit')} waiting",
-        "groups": len(overview.groups) + len(overview.damaged),
-        "lanes": overview.settings.lanes or "none",
-    }
+    yield overview_facts(overview)
     if overview.groups:
         yield ""
         yield Rows(group_rows(overview.groups, groups), group_columns())
@@ -153,10 +133,7 @@ def _description(overview: QueueOverview, groups: int) -> Iterator[Part]:
 def group_columns(owner: type[GroupStats] = GroupStats) -> list[Column]:
     """Return the columns of a table of groups: the figures that have a heading."""
     figures = figures_of(owner).items()
-    return [
-        ("GROUP", "group"),
-        *((figure.heading, name) for name, figure in figures if figure.heading),
-    ]
+    return [*columns("group"), *((own.heading, name) for name, own in figures if own.heading)]
 
 
 def group_rows(groups: Mapping[str, GroupStats], most: int) -> list[dict[str, Any]]:
@@ -236,12 +213,13 @@ def drop(ctx: Invocation) -> Mapping[str, Any]:
 @command("close-batch")
 def close_batch(
     ctx: Invocation,
-    name: Annotated[str, argument("The batch_id.", metavar="BATCH")],
-    to: Annotated[str, option("The path of the queue of the completion message.", metavar="QUEUE")],
-    group: Annotated[
-        list[str] | None,
-        option("A group that must settle the batch. Repeatable. Default: all that exist now."),
-    ] = None,
+    name: str = argument("The batch_id.", metavar="BATCH"),
+    to: str = option(
+        "The path of the queue of the completion message.", metavar="QUEUE", default=...
+    ),
+    group: list[str] | None = option(
+        "A group that must settle the batch. Repeatable. Default: all that exist now."
+    ),
 ) -> Pages:
     """Close a message batch. Once it is settled, a sweep publishes its counts to a queue.
 
@@ -254,7 +232,7 @@ def close_batch(
 @command("sql")
 def run_sql(
     ctx: Invocation,
-    query: Annotated[str, argument("A SELECT over messages, ranges, letters and history.")],
+    query: str = argument("A SELECT over messages, ranges, letters and history."),
 ) -> Rows:
     """Query the state of a queue in SQL, read-only. It needs the extra `sql`."""
     table = ctx.queue.sql(query).to_arrow()

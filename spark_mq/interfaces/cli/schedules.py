@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_pairs
-from spark_mq.interfaces.cli.output import Column, Pages, Rows
+from spark_mq.interfaces.cli.output import Pages, Rows, columns
 from spark_mq.message import Message
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.util.show import show_duration
@@ -16,12 +16,15 @@ from spark_mq.util.validation import parse_instant
 
 __all__: list[str] = []
 
-_COLUMNS: Final[list[Column]] = [
-    ("SCHEDULE", "name"), ("RULE", "rule"), ("CATCH UP", "catch_up"), ("NEXT", "next_at"),
-    ("LAST", "last_at"), ("PAUSED", "paused_at"), ("REASON", "pause_reason"),
-]  # fmt: skip
+_COLUMNS: Final = columns(
+    "name rule catch_up next_at last_at paused_at pause_reason",
+    name="SCHEDULE", pause_reason="REASON",
+)  # fmt: skip
 
-_Name = Annotated[str, argument("The schedule.", metavar="SCHEDULE")]
+_FACTS: Final = (
+    "rule", "starts_at", "catch_up", "jitter", "next_at", "last_at", "paused_at", "pause_reason",
+)  # fmt: skip
+_NAME: Final = argument("The schedule.", metavar="SCHEDULE")
 
 
 @command("schedule list")
@@ -37,23 +40,17 @@ def _cells(schedule: ScheduleInfo) -> Mapping[str, Any]:
 @command("schedule add")
 def add(
     ctx: Invocation,
-    name: _Name,
-    message: Annotated[str, argument("The payload. -: all of stdin.")],
-    cron: Annotated[str | None, option("Five fields, such as '0 2 * * *'.")] = None,
-    every: Annotated[str | None, option("A period, such as 15m, instead of --cron.")] = None,
-    timezone: Annotated[
-        str | None, option("The zone of --cron, such as Europe/Berlin. UTC without it.")
-    ] = None,
-    catch_up: Annotated[
-        str, option("After a time without sweeps: latest, all or none.")
-    ] = "latest",
-    jitter: Annotated[str, option("Delay each message by a part of this duration.")] = "0s",
-    starts_at: Annotated[str | None, option("No instant is earlier.", metavar="INSTANT")] = None,
-    key: Annotated[str | None, option("The key of the messages.")] = None,
-    header: Annotated[
-        list[str] | None, option("A header. Repeatable.", metavar="NAME=VALUE")
-    ] = None,
-    priority: Annotated[int, option("A higher one is leased first.", min=0, max=9)] = 0,
+    name: str = _NAME,
+    message: str = argument("The payload. -: all of stdin."),
+    cron: str | None = option("Five fields, such as '0 2 * * *'."),
+    every: str | None = option("A period, such as 15m, instead of --cron."),
+    timezone: str | None = option("The zone of --cron, such as Europe/Berlin. UTC without it."),
+    catch_up: str = option("After a time without sweeps: latest, all or none.", default="latest"),
+    jitter: str = option("Delay each message by a part of this duration.", default="0s"),
+    starts_at: str | None = option("No instant is earlier.", metavar="INSTANT"),
+    key: str | None = option("The key of the messages."),
+    header: list[str] | None = option("A header. Repeatable.", metavar="NAME=VALUE"),
+    priority: int = option("A higher one is leased first.", min=0, max=9, default=0),
 ) -> Pages:
     """Make or change a schedule, whose messages the sweep publishes.
 
@@ -77,20 +74,20 @@ def add(
 
 @command("schedule pause")
 def pause(
-    ctx: Invocation, name: _Name, reason: Annotated[str | None, option("Why, for people.")] = None
+    ctx: Invocation, name: str = _NAME, reason: str | None = option("Why, for people.")
 ) -> Pages:
     """Publish no message of a schedule until `schedule resume`. Its instants are skipped."""
     return _brief(ctx.queue.pause_schedule(name, reason))
 
 
 @command("schedule resume")
-def resume(ctx: Invocation, name: _Name) -> Pages:
+def resume(ctx: Invocation, name: str = _NAME) -> Pages:
     """End a pause of a schedule, from now on."""
     return _brief(ctx.queue.resume_schedule(name))
 
 
 @command("schedule remove", asks=True)
-def remove(ctx: Invocation, name: _Name) -> Mapping[str, Any]:
+def remove(ctx: Invocation, name: str = _NAME) -> Mapping[str, Any]:
     """Remove a schedule. Asks first. Messages that it has published stay."""
     queue = ctx.queue
     ctx.confirm(f"Remove schedule {name} of {queue.path}?")
@@ -103,14 +100,5 @@ def _brief(made: ScheduleInfo) -> Pages:
 
 
 def _facts(schedule: ScheduleInfo) -> Mapping[str, Any]:
-    return {
-        "schedule": schedule.name,
-        "rule": schedule.rule,
-        "starts_at": schedule.starts_at,
-        "catch_up": schedule.catch_up,
-        "jitter": show_duration(schedule.jitter),
-        "next_at": schedule.next_at,
-        "last_at": schedule.last_at,
-        "paused_at": schedule.paused_at,
-        "pause_reason": schedule.pause_reason,
-    }
+    facts = {name: getattr(schedule, name) for name in _FACTS}
+    return {"schedule": schedule.name, **facts, "jitter": show_duration(schedule.jitter)}

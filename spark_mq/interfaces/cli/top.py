@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,12 +20,19 @@ from rich.live_render import LiveRender
 from rich.table import Table
 from rich.text import Text
 
-from spark_mq.errors import QueueNotFound, SparkMQError
-from spark_mq.inspect.health import check_health
+from spark_mq.errors import SparkMQError
+from spark_mq.inspect.health import HealthLimits, check_health
 from spark_mq.inspect.overview import QueueOverview
 from spark_mq.interfaces.cli.command import Invocation, command, option
-from spark_mq.interfaces.cli.output import Column, Pages, Part, Rows, make_table
-from spark_mq.interfaces.cli.progress import track
+from spark_mq.interfaces.cli.output import (
+    Column,
+    Pages,
+    Part,
+    Rows,
+    columns,
+    make_table,
+    track,
+)
 from spark_mq.interfaces.cli.queues import group_rows
 from spark_mq.interfaces.cli.workers import worker_cells
 from spark_mq.interfaces.monitor import QueueMonitor
@@ -44,33 +51,21 @@ from spark_mq.util.validation import validate_duration
 
 __all__ = ["FolderView", "QueueView", "View"]
 
-_QUEUES: Final[list[Column]] = [
-    ("QUEUE", "name"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
-    ("DEAD", "dead"), ("LETTERS", "dead_letters"), ("ACKED/S", "acked_per_second"),
-    ("LATELY", "lately"), ("PUBLISHED/S", "published_per_second"),
-    ("OLDEST", "oldest_unsettled_age"),
-    ("GROUPS", "groups"), ("PROBLEM", "problem"),
-]  # fmt: skip
+_QUEUES: Final = columns(
+    "name ready delayed leased dead dead_letters acked_per_second lately published_per_second "
+    "oldest_unsettled_age groups problem",
+    name="QUEUE", dead_letters="LETTERS",
+)  # fmt: skip
 _TABLES: Final[Mapping[str, list[Column]]] = {
-    "groups": [
-        ("GROUP", "group"), ("READY", "ready"), ("DELAYED", "delayed"), ("LEASED", "leased"),
-        ("DEAD", "dead"), ("BLOCKED", "blocked"), ("ACKED/S", "acked_per_second"),
-        ("DEAD/S", "dead_per_second"), ("LATELY", "lately"),
-        ("OLDEST", "oldest_unsettled_age"), ("LEASE", "oldest_lease_age"),
-        ("BLOCKED BECAUSE", "blocked_because"),
-    ],
-    "workers": [
-        ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
-        ("MESSAGES", "messages"), ("OLDEST", "oldest_lease_age"), ("SEEN", "seen_age"),
-    ],
-    "held_lanes": [
-        ("HELD LANE", "lane"), ("GROUP", "group"), ("MESSAGES", "messages"), ("SHARE", "share"),
-        ("AGE", "head_age"), ("HELD BACK", "held_back"), ("BECAUSE", "because"),
-    ],
-    "errors": [
-        ("LAST ERROR", "error"), ("GROUP", "group"), ("STATE", "state"), ("MESSAGES", "messages"),
-    ],
-}  # fmt: skip
+    "groups": columns(
+        "group ready delayed leased dead blocked acked_per_second dead_per_second lately "
+        "oldest_unsettled_age oldest_lease_age blocked_because",
+        oldest_lease_age="LEASE",
+    ),
+    "workers": columns("worker_id group state leases messages oldest_lease_age seen_age"),
+    "held_lanes": columns("lane group messages share head_age held_back because", lane="HELD LANE"),
+    "errors": columns("error group state messages", error="LAST ERROR"),
+}
 _DETAILED: Final = 10  # the busiest groups, whose workers and errors a refresh reads
 _KEPT: Final = 20  # rates in the chart of a row
 
@@ -78,15 +73,16 @@ _KEPT: Final = 20  # rates in the chart of a row
 @command("top")
 def top(
     ctx: Invocation,
-    interval: Annotated[str, option("How often to refresh.")] = "2s",
-    count: Annotated[int | None, option("End after this many refreshes.", min=1)] = None,
-    groups: Annotated[int, option("Groups to show, the busiest.", min=1)] = 20,
+    interval: str = option("How often to refresh.", default="2s"),
+    count: int | None = option("End after this many refreshes.", min=1),
+    groups: int = option("Groups to show, the busiest.", min=1, default=20),
 ) -> Pages | None:
     """Show a live view of a queue, or of all queues below a path, until q or Ctrl-C.
 
     In a pipe it prints one view, with the rates of one interval.
     """
-    view = _view(ctx, groups)
+    place = ctx.queue_or_folder()
+    view: View = QueueView(place, groups) if isinstance(place, Queue) else FolderView(place)
     pause = validate_duration("--interval", interval) / SECOND
     if count is None and not ctx.json:
         if sys.stdout.isatty() and sys.stdin.isatty():
@@ -98,18 +94,7 @@ def top(
     return Pages(_frames(view, pause, count), view.parts)
 
 
-def _view(ctx: Invocation, groups: int) -> View:
-    try:
-        return QueueView(ctx.queue, groups)
-    except QueueNotFound:
-        monitor = QueueMonitor(str(ctx.path), ctx.storage_options, max_age=0)
-        if not monitor.queues():
-            raise
-        return FolderView(monitor)
-
-
 def _frames(view: View, pause: float, count: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the data of a view now and after each pause, so many times in all."""
     yield view.refresh()
     while count is None or count > 1:
         time.sleep(pause)
@@ -272,10 +257,10 @@ class QueueView:
         for row in frame["groups"]:
             if row["isolation"]:
                 yield f"group {row['group']}: {row['isolation']}"
-        for name, columns in _TABLES.items():
+        for name, shown in _TABLES.items():
             if frame[name]:
                 yield ""
-                yield Rows(frame[name], columns, _cells)
+                yield Rows(frame[name], shown, _cells)
 
 
 class FolderView:
@@ -286,7 +271,6 @@ class FolderView:
         self._rates: dict[str, _Rates] = defaultdict(_Rates)
 
     def refresh(self) -> dict[str, Any]:
-        """Return the data of a view, for which only changes since the last one are read."""
         paths = self._monitor.queues()
         rows = [
             {"queue": paths[name], "name": name, **self._figures(name, overview)}
@@ -310,7 +294,7 @@ class FolderView:
         ages = [
             stats.oldest_unsettled_age for stats in groups if stats.oldest_unsettled_age is not None
         ]
-        problems = check_health(overview, datetime.now(UTC)).problems
+        problems = check_health(overview, datetime.now(UTC), HealthLimits()).problems
         return {
             **self._rates[name].next(overview).get("", {}),
             **{

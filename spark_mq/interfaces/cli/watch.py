@@ -8,48 +8,41 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
-from spark_mq.inspect.health import Problem
+from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.inspect import THROUGHPUT_SCHEMA, Problem, QueueOverview
+from spark_mq.inspect.health import HealthLimits, check_health
 from spark_mq.interfaces.cli.command import NOTHING, Invocation, argument, command, option
-from spark_mq.interfaces.cli.output import FAILED, OK, Column, Rows
+from spark_mq.interfaces.cli.output import FAILED, OK, Rows, columns
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.breaker import CLOSED
+from spark_mq.ledger.stats import GroupStats
 from spark_mq.queue import Queue
-from spark_mq.util.validation import short_repr, validate_duration
+from spark_mq.util.validation import invalid, validate_duration
 
 __all__: list[str] = []
 
 _WEB_PACKAGES: Final = ("anyio", "starlette", "uvicorn")
 
-_THROUGHPUT_COLUMNS: Final[list[Column]] = [
-    ("AT", "at"), ("GROUP", "consumer_group"), ("PUBLISHED", "published"), ("LEASED", "leased"),
-    ("FAILED", "failed"), ("ACKED", "acked"), ("DEAD LETTERED", "dead_lettered"),
-    ("DROPPED", "dropped"), ("EXPIRED", "expired"), ("PUBLISHED/S", "published_per_second"),
-    ("SETTLED/S", "settled_per_second"),
-]  # fmt: skip
-_CHANGE_COLUMNS: Final[list[Column]] = [
-    ("AT", "at"), ("CHANGE", "operation"), ("GROUP", "group"), ("USER", "user"),
-    ("MESSAGES", "messages"), ("DETAIL", "detail"),
-]  # fmt: skip
-_CHECK_COLUMNS: Final[list[Column]] = [
-    ("CHECK", "check"), ("GROUP", "group"), ("REASON", "text"), ("RUN", "command"),
-]  # fmt: skip
+_THROUGHPUT_COLUMNS: Final = columns(" ".join(THROUGHPUT_SCHEMA.names))
+_CHANGE_COLUMNS: Final = columns("at operation group user messages detail")
+_CHECK_COLUMNS: Final = columns("check group text command", text="REASON", command="RUN")
 
-_MaxUnswept = Annotated[str, option("How long work may wait for a sweep, or none.")]
-_MaxAge = Annotated[str | None, option("The greatest age of an unsettled message.")]
-_MaxDead = Annotated[int | None, option("The most dead messages and dead letters.", min=0)]
-_OnlyGroup = Annotated[str | None, option("Only this group.", "-g", envvar="SPARK_MQ_GROUP")]
+_MAX_UNSWEPT: Final = option("How long work may wait for a sweep, or none.", default="1h")
+_MAX_AGE: Final = option("The greatest age of an unsettled message.")
+_MAX_DEAD: Final = option("The most dead messages and dead letters.", min=0)
+_ONLY_GROUP: Final = option("Only this group.", "-g", envvar="SPARK_MQ_GROUP")
 
 
 @command("throughput")
 def throughput(
     ctx: Invocation,
-    since: Annotated[str, option("How far to look back.")] = "1h",
-    every: Annotated[str, option("The length of an interval.")] = "1m",
-    group: _OnlyGroup = None,
+    since: str = option("How far to look back.", default="1h"),
+    every: str = option("The length of an interval.", default="1m"),
+    group: str | None = _ONLY_GROUP,
 ) -> Rows:
     """Show the throughput of a queue in each interval.
 
@@ -65,9 +58,9 @@ def throughput(
 @command("changes")
 def changes(
     ctx: Invocation,
-    since: Annotated[str, option("How far to look back.")] = "1d",
-    limit: Annotated[int, option("The most changes.", "-n", min=1)] = 100,
-    group: _OnlyGroup = None,
+    since: str = option("How far to look back.", default="1d"),
+    limit: int = option("The most changes.", "-n", min=1, default=100),
+    group: str | None = _ONLY_GROUP,
 ) -> Rows:
     """Show the changes that people made, the newest first.
 
@@ -86,64 +79,53 @@ def _parse_limit(text: str) -> str | None:
 @command("check")
 def check(
     ctx: Invocation,
-    max_unswept: _MaxUnswept = "1h",
-    max_age: _MaxAge = None,
-    max_dead: _MaxDead = None,
+    max_unswept: str = _MAX_UNSWEPT,
+    max_age: str | None = _MAX_AGE,
+    max_dead: int | None = _MAX_DEAD,
 ) -> Rows | str:
     """Exit with 1, a reason and the command that helps if the queue is unhealthy.
 
     It is unhealthy if it was not swept in time, a group is stopped, a ledger cannot be read, or a
     limit is exceeded. For a folder, all queues below it are checked.
     """
-    limits: dict[str, Any] = {
-        "max_unswept": _parse_limit(max_unswept),
-        "max_age": max_age,
-        "max_dead": max_dead,
-    }
-    try:
-        judged, columns = [_judge(ctx.queue, limits)], _CHECK_COLUMNS
-    except QueueNotFound:
-        paths = Queue.find_all(str(ctx.path), storage_options=ctx.storage_options)
-        if not paths:
-            raise
-        judged = [_judge_path(path, limits, ctx.storage_options) for path in paths]
-        columns = [("QUEUE", "queue"), *_CHECK_COLUMNS]
+    limits = HealthLimits(_parse_limit(max_unswept), max_age, max_dead)
+    place = ctx.queue_or_folder()
+    if isinstance(place, Queue):
+        judged, shown = [_judge(place.path, place.describe(), limits)], _CHECK_COLUMNS
+    else:
+        paths = place.queues()
+        judged = [_judge(paths[name], overview, limits) for name, overview in place.all().items()]
+        shown = [*columns("queue"), *_CHECK_COLUMNS]
     problems = [
         {"queue": verdict["queue"], **row} for verdict in judged for row in verdict["problems"]
     ]
     ctx.exit_code = FAILED if problems else OK
     if ctx.json:  # a line for each queue
         return Rows(judged, ())
-    return Rows(problems, columns) if problems else "healthy"
+    return Rows(problems, shown) if problems else "healthy"
 
 
-def _judge(queue: Queue, limits: Mapping[str, Any]) -> dict[str, Any]:
-    health = queue.health(**limits)
-    problems = [
-        {**asdict(problem), "command": _remedy(queue, problem)} for problem in health.problems
-    ]
-    return {"queue": queue.path, "healthy": health.healthy, "problems": problems}
+def _judge(
+    path: str, overview: QueueOverview | SparkMQError, limits: HealthLimits
+) -> dict[str, Any]:
+    """Return whether a queue is healthy. One that cannot be read does not hide the others."""
+    groups: Mapping[str, GroupStats] = {}
+    if isinstance(overview, QueueOverview):
+        problems = check_health(overview, datetime.now(UTC), limits).problems
+        groups = overview.groups
+    else:
+        problems = (Problem("unreadable", None, str(overview)),)
+    rows = [{**asdict(problem), "command": _remedy(path, groups, problem)} for problem in problems]
+    return {"queue": path, "healthy": not problems, "problems": rows}
 
 
-def _judge_path(path: str, limits: Mapping[str, Any], options: dict[str, str]) -> dict[str, Any]:
-    """Return the same for a queue of a folder. One that cannot be read does not hide the others."""
-    try:
-        return _judge(Queue.open(path, storage_options=options), limits)
-    except InvalidOption:
-        raise
-    except SparkMQError as error:
-        advice = f"spark-mq queue describe {shlex.quote(path)}"
-        problem = {**asdict(Problem("unreadable", None, str(error))), "command": advice}
-        return {"queue": path, "healthy": False, "problems": [problem]}
-
-
-def _remedy(queue: Queue, problem: Problem) -> str:
-    path = shlex.quote(queue.path)
+def _remedy(path: str, groups: Mapping[str, GroupStats], problem: Problem) -> str:
+    path = shlex.quote(path)
     if problem.group is None:
         commands = {"not_swept": f"sweep -q {path}", "too_many_dead": f"dlq failures -q {path}"}
         return f"spark-mq {commands.get(problem.check, f'queue describe {path}')}"
     of_group = f"{shlex.quote(problem.group)} -q {path}"
-    stats = queue.group(problem.group).stats() if problem.check == "blocked" else None
+    stats = groups[problem.group] if problem.check == "blocked" else None
     if stats is not None and stats.breaker != CLOSED:
         return f"spark-mq group resume {of_group}"
     if stats is not None and stats.blocked:
@@ -158,26 +140,24 @@ def _say_listening(url: str) -> None:
 @command("web", NOTHING, prints=False)
 def web(
     ctx: Invocation,
-    path: Annotated[
-        str, argument("A queue, or where to look for queues.", envvar="SPARK_MQ_PATH")
-    ] = ".",
-    port: Annotated[int, option("0: any free port.", min=0, max=65_535)] = 9465,
-    address: Annotated[str, option("Where to listen.")] = "127.0.0.1",
-    allow_changes: Annotated[
-        bool,
-        option("Offer changes of dead letters, groups, messages and schedules, and a sweep."),
-    ] = False,
-    user: Annotated[
-        str | None, option("The name in the records, without a password. Default: the login name.")
-    ] = None,
-    trusted_proxy: Annotated[
-        list[str] | None,
-        option("An address or a network whose X-Forwarded-For is believed. Repeatable."),
-    ] = None,
-    max_depth: Annotated[int, option("Folders between the path and a queue.", min=0)] = 3,
-    max_unswept: _MaxUnswept = "1h",
-    max_age: _MaxAge = None,
-    max_dead: _MaxDead = None,
+    path: str = argument(
+        "A queue, or where to look for queues.", envvar="SPARK_MQ_PATH", default="."
+    ),
+    port: int = option("0: any free port.", min=0, max=65_535, default=9465),
+    address: str = option("Where to listen.", default="127.0.0.1"),
+    allow_changes: bool = option(
+        "Offer changes of dead letters, groups, messages and schedules, and a sweep.", default=False
+    ),
+    user: str | None = option(
+        "The name in the records, without a password. Default: the login name."
+    ),
+    trusted_proxy: list[str] | None = option(
+        "An address or a network whose X-Forwarded-For is believed. Repeatable."
+    ),
+    max_depth: int = option("Folders between the path and a queue.", min=0, default=3),
+    max_unswept: str = _MAX_UNSWEPT,
+    max_age: str | None = _MAX_AGE,
+    max_dead: int | None = _MAX_DEAD,
 ) -> None:
     """Serve a page about all queues under a path, and /metrics for Prometheus, until SIGTERM.
 
@@ -185,7 +165,7 @@ def web(
     SPARK_MQ_WEB_PASSWORD or SPARK_MQ_WEB_TOKEN.
     """
     try:
-        from spark_mq.interfaces.web import Access, HealthLimits, parse_proxies, serve
+        from spark_mq.interfaces.web import Access, parse_proxies, serve
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in _WEB_PACKAGES:
@@ -202,25 +182,21 @@ def web(
         user=user or _login(),
         proxies=parse_proxies(trusted_proxy or ()),
     )
-    unswept = _parse_limit(max_unswept)
-    for name, limit in (("--max-unswept", unswept), ("--max-age", max_age)):
+    health = HealthLimits(_parse_limit(max_unswept), max_age, max_dead)
+    for name, limit in (("--max-unswept", health.max_unswept), ("--max-age", max_age)):
         if limit is not None:
             validate_duration(name, limit)
     place = absolute_path(path, "PATH")
     if "://" not in place and not os.path.exists(place):
-        raise InvalidOption(
-            f"PATH={short_repr(path)} is not there: give a queue, or a folder in which to look "
-            "for queues",
-            option="PATH",
-            value=path,
-        )
+        problem = "is not there: give a queue, or a folder in which to look for queues"
+        raise invalid("PATH", path, problem)
     monitor = QueueMonitor(path, ctx.storage_options, max_depth=max_depth)
     serve(
         monitor,
         access,
         address=address,
         port=port,
-        health=HealthLimits(unswept, max_age, max_dead),
+        health=health,
         listening=_say_listening,
     )
 

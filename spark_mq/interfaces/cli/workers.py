@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.group import ConsumerGroup
@@ -20,8 +20,15 @@ from spark_mq.interfaces.cli.command import (
     option,
     stopping,
 )
-from spark_mq.interfaces.cli.output import FAILED, Column, Pages, Rows, complain, note
-from spark_mq.interfaces.cli.progress import track
+from spark_mq.interfaces.cli.output import (
+    FAILED,
+    Pages,
+    Rows,
+    columns,
+    complain,
+    note,
+    track,
+)
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import load_handler
@@ -32,25 +39,20 @@ from spark_mq.worker.state import WorkSummary
 
 __all__ = ["tracking_settled", "worker_cells", "worker_rows"]
 
-_Concurrency = Annotated[
-    int | None,
-    option("Calls of an async function at a time, not with --mode batch. Default: 100.", min=1),
-]
+_CONCURRENCY: Final = option(
+    "Calls of an async function at a time, not with --mode batch. Default: 100.", min=1
+)
 
-_WORKER_COLUMNS: Final[list[Column]] = [
-    ("WORKER", "worker_id"), ("GROUP", "group"), ("STATE", "state"), ("LEASES", "leases"),
-    ("MESSAGES", "messages"), ("OLDEST", "oldest_lease_age"), ("SEEN", "seen_age"),
-    ("PROCESSES", "processes"), ("HOST", "host"), ("PROCESS", "process_id"),
-    ("VERSION", "version"), ("SETTLED", "settled"),
-]  # fmt: skip
+_WORKER_COLUMNS: Final = columns(
+    "worker_id group state leases messages oldest_lease_age seen_age processes host process_id "
+    "version settled"
+)
 
 
 @command("sweep")
 def sweep(
     ctx: Invocation,
-    every: Annotated[
-        str | None, option("Repeat with this pause, such as 60s.", metavar="DURATION")
-    ] = None,
+    every: str | None = option("Repeat with this pause, such as 60s.", metavar="DURATION"),
 ) -> Pages:
     """Run the chores that keep the queue small.
 
@@ -63,7 +65,6 @@ def sweep(
 
 
 def _reports(queue: Queue, pause: float | None) -> Iterator[Mapping[str, Any]]:
-    """Sweep and yield the report, once or with a pause until a signal."""
     with stopping() as stop:
         while True:
             with track("sweeping"):
@@ -80,71 +81,56 @@ def _in_a_line(report: Mapping[str, Any]) -> str:
 @command("work", GROUP)
 def work(
     ctx: Invocation,
-    handler: Annotated[
-        str,
-        argument(
-            "The function, called with a message or lease. Or path/to/file.py:function.",
-            metavar="MODULE:FUNCTION",
-            envvar="SPARK_MQ_HANDLER",
-        ),
-    ],
-    mode: Annotated[
-        str,
-        option("message: call it with each message. batch: each lease.", envvar="SPARK_MQ_MODE"),
-    ] = "message",
-    max_messages: Annotated[
-        int | None,
-        option(
-            "The most messages that the worker holds. Default: 1,000. With --mode batch the most "
-            "in a lease. Default: 1.",
-            min=1,
-        ),
-    ] = None,
-    threads: Annotated[int, option("Threads that call it.", min=1, envvar="SPARK_MQ_THREADS")] = 1,
-    concurrency: _Concurrency = None,
-    worker_id: Annotated[
-        str | None,
-        option("A label for people. Default: host and process.", envvar="SPARK_MQ_WORKER_ID"),
-    ] = None,
-    visibility_timeout: Annotated[
-        str | None, option("How long a lease lasts without an extension. Default: the group's.")
-    ] = None,
-    max_lease_duration: Annotated[
-        str, option("A lease ends after this time, and later verdicts of its handler are refused.")
-    ] = "30m",
-    timeout: Annotated[
-        str | None, option("How long one call may take. Its messages fail then. Default: no limit.")
-    ] = None,
-    on_error: Annotated[str, option("nack, reject, ack or raise.")] = "nack",
-    ack: Annotated[str, option("on_success, on_receive or manual.")] = "on_success",
-    shutdown_timeout: Annotated[
-        str, option("How long running calls have after SIGTERM or Ctrl-C.")
-    ] = "30s",
-    until: Annotated[
-        str | None, option("empty: nothing is due. settled: no message is left.")
-    ] = None,
-    heartbeat: Annotated[
-        str | None,
-        option(
-            "How often to write the file that shows the worker while it is idle: 30s to 1h, or "
-            "off. Default: 30s, and off in an object store."
-        ),
-    ] = None,
-    sweep_every: Annotated[
-        str | None,
-        option(
-            "Also sweep the queue so often, 1s to 1h. Of all workers one at a time does. Default: "
-            "another process sweeps.",
-            "--sweep",
-        ),
-    ] = None,
-    create_group: Annotated[
-        bool,
-        option(
-            "Create the group if it is missing, which is otherwise an error.",
-            "--create-group/--no-create-group",
-        ),
-    ] = True,
+    handler: str = argument(
+        "The function, called with a message or lease. Or path/to/file.py:function.",
+        metavar="MODULE:FUNCTION",
+        envvar="SPARK_MQ_HANDLER",
+    ),
+    mode: str = option(
+        "message: call it with each message. batch: each lease.",
+        envvar="SPARK_MQ_MODE",
+        default="message",
+    ),
+    max_messages: int | None = option(
+        "The most messages that the worker holds. Default: 1,000. With --mode batch the most "
+        "in a lease. Default: 1.",
+        min=1,
+    ),
+    threads: int = option("Threads that call it.", min=1, envvar="SPARK_MQ_THREADS", default=1),
+    concurrency: int | None = _CONCURRENCY,
+    worker_id: str | None = option(
+        "A label for people. Default: host and process.", envvar="SPARK_MQ_WORKER_ID"
+    ),
+    visibility_timeout: str | None = option(
+        "How long a lease lasts without an extension. Default: the group's."
+    ),
+    max_lease_duration: str = option(
+        "A lease ends after this time, and later verdicts of its handler are refused.",
+        default="30m",
+    ),
+    timeout: str | None = option(
+        "How long one call may take. Its messages fail then. Default: no limit."
+    ),
+    on_error: str = option("nack, reject, ack or raise.", default="nack"),
+    ack: str = option("on_success, on_receive or manual.", default="on_success"),
+    shutdown_timeout: str = option(
+        "How long running calls have after SIGTERM or Ctrl-C.", default="30s"
+    ),
+    until: str | None = option("empty: nothing is due. settled: no message is left."),
+    heartbeat: str | None = option(
+        "How often to write the file that shows the worker while it is idle: 30s to 1h, or "
+        "off. Default: 30s, and off in an object store."
+    ),
+    sweep_every: str | None = option(
+        "Also sweep the queue so often, 1s to 1h. Of all workers one at a time does. Default: "
+        "another process sweeps.",
+        "--sweep",
+    ),
+    create_group: bool = option(
+        "Create the group if it is missing, which is otherwise an error.",
+        "--create-group/--no-create-group",
+        default=True,
+    ),
 ) -> WorkSummary:
     """Run a worker in plain Python until SIGTERM or Ctrl-C.
 
@@ -218,46 +204,33 @@ def tracking_settled(
 @command("replay", GROUP)
 def replay(
     ctx: Invocation,
-    handler: Annotated[
-        str,
-        argument(
-            "The function, called with a message or batch. Or path/to/file.py:function.",
-            metavar="MODULE:FUNCTION",
-        ),
-    ],
-    since: Annotated[
-        str | None,
-        option("Only messages settled from then on: -1d, 12h or an instant.", metavar="TIME"),
-    ] = None,
-    until: Annotated[
-        str | None, option("Only messages settled before then.", metavar="TIME")
-    ] = None,
-    where: Annotated[
-        str | None, option("SQL over the columns, such as \"outcome = 'acked'\".")
-    ] = None,
-    limit: Annotated[int | None, option("The most messages, the newest.", "-n", min=1)] = None,
-    mode: Annotated[
-        str, option("message: call it with each message. batch: each batch.")
-    ] = "message",
-    max_messages: Annotated[
-        int | None, option("The most messages in a batch, with --mode batch. Default: 1.", min=1)
-    ] = None,
-    threads: Annotated[int, option("Threads that call it.", min=1)] = 1,
-    concurrency: _Concurrency = None,
-    timeout: Annotated[
-        str | None, option("How long one call may take. Its messages fail then. Default: no limit.")
-    ] = None,
-    on_error: Annotated[str, option("nack, reject or ack.")] = "nack",
-    fail_if_worse: Annotated[
-        bool, option("Exit with 1 if a message was acked then, and fails or is rejected now.")
-    ] = False,
-    min_messages: Annotated[int, option("Exit with 1 if fewer messages were replayed.", min=0)] = 0,
-    rows: Annotated[
-        Path | None,
-        option(
-            "Write a row for each message to this Parquet file.", metavar="FILE", dir_okay=False
-        ),
-    ] = None,
+    handler: str = argument(
+        "The function, called with a message or batch. Or path/to/file.py:function.",
+        metavar="MODULE:FUNCTION",
+    ),
+    since: str | None = option(
+        "Only messages settled from then on: -1d, 12h or an instant.", metavar="TIME"
+    ),
+    until: str | None = option("Only messages settled before then.", metavar="TIME"),
+    where: str | None = option("SQL over the columns, such as \"outcome = 'acked'\"."),
+    limit: int | None = option("The most messages, the newest.", "-n", min=1),
+    mode: str = option("message: call it with each message. batch: each batch.", default="message"),
+    max_messages: int | None = option(
+        "The most messages in a batch, with --mode batch. Default: 1.", min=1
+    ),
+    threads: int = option("Threads that call it.", min=1, default=1),
+    concurrency: int | None = _CONCURRENCY,
+    timeout: str | None = option(
+        "How long one call may take. Its messages fail then. Default: no limit."
+    ),
+    on_error: str = option("nack, reject or ack.", default="nack"),
+    fail_if_worse: bool = option(
+        "Exit with 1 if a message was acked then, and fails or is rejected now.", default=False
+    ),
+    min_messages: int = option("Exit with 1 if fewer messages were replayed.", min=0, default=0),
+    rows: Path | None = option(
+        "Write a row for each message to this Parquet file.", metavar="FILE", dir_okay=False
+    ),
 ) -> Pages:
     """Run a function over messages that a group has settled, and compare outcomes.
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -32,6 +33,7 @@ from spark_mq.errors import (
     ScheduleNotFound,
     SparkMQError,
 )
+from spark_mq.inspect.health import HealthLimits, check_health
 from spark_mq.integrations.prometheus import CONTENT_TYPE, exposition
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web.changes import change, confirmation
@@ -42,7 +44,6 @@ from spark_mq.interfaces.web.message_pages import (
     messages_form,
     messages_page,
 )
-from spark_mq.interfaces.web.problems import health_of
 from spark_mq.interfaces.web.queue_pages import (
     batches_page,
     changes_page,
@@ -52,11 +53,10 @@ from spark_mq.interfaces.web.queue_pages import (
     schedules_page,
     sweeps_page,
 )
-from spark_mq.interfaces.web.render import render
 from spark_mq.interfaces.web.security import Access, Guard
-from spark_mq.interfaces.web.view import Forbidden, HealthLimits, View
+from spark_mq.interfaces.web.view import Forbidden, View, render
 
-__all__ = ["HealthLimits", "create_app"]
+__all__ = ["create_app"]
 
 _log = logging.getLogger(__name__)
 
@@ -177,14 +177,13 @@ class _Pages:
 
     def healthz(self, request: Request) -> Response:
         """Answer 200 if all queues are healthy, otherwise 503. It is open, so it names none."""
-        problems = 0
+        now, problems = datetime.now(UTC), 0
         try:
-            for name in self._monitor.queues():
-                view = View(self._monitor, name, {}, self._health, False, "", "")
-                try:
-                    problems += len(health_of(view, view.overview).problems)
-                except SparkMQError:
+            for overview in self._monitor.all().values():
+                if isinstance(overview, SparkMQError):
                     problems += 1
+                else:
+                    problems += len(check_health(overview, now, self._health).problems)
         except (SparkMQError, OSError):
             problems += 1
         healthy = {"healthy": not problems, "problems": problems}

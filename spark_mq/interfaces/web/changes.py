@@ -18,8 +18,7 @@ from spark_mq.interfaces.web.message_pages import (
     standing_of,
     trial,
 )
-from spark_mq.interfaces.web.render import TABS, href, render
-from spark_mq.interfaces.web.view import LETTER_FIELDS, Forbidden, View
+from spark_mq.interfaces.web.view import LETTER_FIELDS, TABS, Forbidden, View, href, render
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.util.sequences import number_in, show_sequence

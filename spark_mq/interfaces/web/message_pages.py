@@ -8,12 +8,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from spark_mq.errors import InvalidOption
 from spark_mq.inspect import STATE_NAMES, Failure, PeekedMessage
 from spark_mq.inspect.leases import MessagePosition
-from spark_mq.interfaces.web.render import href, render
-from spark_mq.interfaces.web.view import LETTER_FIELDS, View
+from spark_mq.inspect.letters import OTHERS
+from spark_mq.interfaces.web.view import LETTER_FIELDS, View, href, render
 from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.message import to_headers
 from spark_mq.operations.life import TraceEvent
 from spark_mq.util.sequences import show_sequence
+from spark_mq.util.validation import invalid
 
 __all__ = [
     "MESSAGE_CHANGES",
@@ -46,11 +47,7 @@ def messages_page(view: View) -> str:
     """Show messages by sequence, id, key or state."""
     given = {name: view.text(name) for name in ("id", "key", "group", "state")}
     if given["state"] is not None and given["group"] is None:
-        raise InvalidOption(
-            f"state={given['state']!r} has no group: give the group whose state it is",
-            option="state",
-            value=given["state"],
-        )
+        raise invalid("state", given["state"], "has no group: give the group whose state it is")
     if (sequence := view.sequence("sequence")) is not None:
         messages = _at(view, sequence)
     else:
@@ -201,7 +198,9 @@ class _Addresses(NamedTuple):
     discard: str
 
 
-def _of_failure(view: View, failure: Failure) -> _Addresses:
+def _of_failure(view: View, failure: Failure) -> _Addresses | None:
+    if failure.shape == OTHERS:
+        return None
     fields = {"died_in": failure.group, "reason": failure.reason, "shape": failure.shape}
     missing = [name for name, value in fields.items() if value is None]
     chosen: _Fields = {"find": 1, **fields, "without": ",".join(missing) or None}

@@ -11,8 +11,7 @@ from typing import Any, Final
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect import Health, Problem, QueueOverview
 from spark_mq.inspect.health import check_health
-from spark_mq.interfaces.web.render import href
-from spark_mq.interfaces.web.view import View
+from spark_mq.interfaces.web.view import View, href
 from spark_mq.util.show import show_count, show_number
 
 __all__ = ["PageProblem", "first_problems", "health_of", "lead_with", "problems_of", "unreadable"]
@@ -42,14 +41,7 @@ class PageProblem:
 
 def health_of(view: View, overview: QueueOverview) -> Health:
     """Return a queue's health under the server's limits."""
-    limits = view.health
-    return check_health(
-        overview,
-        datetime.now(UTC),
-        max_unswept=limits.max_unswept,
-        max_age=limits.max_age,
-        max_dead=limits.max_dead,
-    )
+    return check_health(overview, datetime.now(UTC), view.health)
 
 
 def problems_of(view: View, name: str, overview: QueueOverview) -> list[PageProblem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from spark_mq.errors import SparkMQError
 from spark_mq.inspect import ChangeRecord, LaneInfo, QueueOverview
@@ -24,12 +24,11 @@ from spark_mq.interfaces.web.problems import (
     problems_of,
     unreadable,
 )
-from spark_mq.interfaces.web.render import href, render
-from spark_mq.interfaces.web.view import View
+from spark_mq.interfaces.web.view import View, href, render
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.limits import is_stopped, limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
-from spark_mq.util.show import show_age, show_number
+from spark_mq.util.show import show_age
 from spark_mq.util.validation import validate_choice
 
 __all__ = [
@@ -191,13 +190,7 @@ def _span(view: View) -> str:
 
 
 def _charts(view: View, charts: list[Chart]) -> str:
-    page, group = ("group", view.text("group")) if view.text("group") else ("queue", None)
-    ranges = [
-        (span, href(page, view.name, group=group, range=span),
-         href(page, view.name, group=group, range=span, part="past"))
-        for span in RANGES
-    ]  # fmt: skip
-    return render("past.html", view, charts=charts, ranges=ranges, span=_span(view))
+    return render("past.html", view, charts=charts, ranges=RANGES, span=_span(view))
 
 
 def schedules_page(view: View) -> str:
@@ -251,15 +244,6 @@ def _words(change: ChangeRecord) -> str:
     """Return a change in the glossary's words. A commit may hold several operations."""
     names = change.operation.split("+")
     return ", ".join(_CHANGES.get(name, name.replace("_", " ")) for name in names)
-
-
-class LaneCell(NamedTuple):
-    """A lane with messages in the strip of all lanes."""
-
-    lane: int
-    kind: str  # one of LANE_KINDS
-    opacity: str
-    text: str
 
 
 def group_page(view: View) -> str:
@@ -342,25 +326,10 @@ def _lanes(view: View) -> str:
         number=ordered and view.overview.settings.lanes,
         lanes=lanes,
         held_back=sum(_kind(lane) == "held back" for lane in lanes),
-        strip=_strip(numbered),
+        strip=[(lane, _kind(lane)) for lane in numbered if lane.messages],
         kinds=[(kind, sum(_kind(lane) == kind for lane in numbered)) for kind in LANE_KINDS],
         top=TOP,
     )
-
-
-def _strip(numbered: list[LaneInfo]) -> list[LaneCell]:
-    most = max((lane.messages for lane in numbered), default=0)
-    return [
-        LaneCell(
-            lane.lane or 0,
-            _kind(lane),
-            f"{0.25 + 0.75 * lane.messages / most:.2f}",
-            f"lane {lane.lane}, {show_number(lane.messages)}"
-            + (f": {lane.because}" if lane.because else ""),
-        )
-        for lane in numbered
-        if lane.messages
-    ]
 
 
 def _kind(lane: LaneInfo) -> str:

@@ -17,8 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.inspect import QueueOverview
+from spark_mq.inspect.health import HealthLimits
 from spark_mq.interfaces.monitor import HOUR, QueueMonitor
-from spark_mq.interfaces.web.app import HealthLimits, create_app
+from spark_mq.interfaces.web.app import create_app
 from spark_mq.interfaces.web.security import Access, is_local
 from spark_mq.util.signals import calling_on_signal
 
