@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -323,28 +322,7 @@ def test_the_completion_message_may_go_to_the_same_queue(queue: Queue, done: Que
     assert completed(queue) == ["b"]
 
 
-# -- once
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_sweep_killed_at_each_commit_completes_the_batch_once(
-    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch, when: str, at: int
-) -> None:
-    queue.publish(["a", "b"], batch_id="b")
-    queue.close_batch("b", to=done)
-    ack_all(queue)
-    with monkeypatch.context() as patch:
-        # The counts, the message in the other queue, and the note.
-        watched = on_commit(patch, "messages", **{when: die}, at=at)
-        with pytest.raises(Killed):
-            complete_batch(context_of(again(queue)), "b")
-    assert watched.calls == at
-    for _ in range(2):
-        again(queue).sweep()
-    (value,) = completions(again(done))
-    assert value["groups"]["default"] == counts(acked=2)
-    assert queue.batches()[0].counts == value["groups"]
+# -- races
 
 
 def test_what_happens_after_a_kill_does_not_change_the_counts(
@@ -360,46 +338,6 @@ def test_what_happens_after_a_kill_does_not_change_the_counts(
     queue.group().seek("earliest")
     queue.sweep()
     assert completions(done)[0]["groups"]["default"] == counts(acked=2)
-
-
-def test_a_lost_reply_completes_the_batch_once(
-    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue.publish(["a"], batch_id="b")
-    queue.close_batch("b", to=done)
-    ack_all(queue)
-    for at in (1, 2, 3):
-        with monkeypatch.context() as patch:
-            on_commit(patch, "messages", fail=TimeoutError("the reply is lost"), at=at)
-            again(queue).sweep()
-    assert len(completions(done)) == 1
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_two_sweeps_at_once_complete_the_batch_once(
-    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    queue.publish(["a"], batch_id="b")
-    queue.close_batch("b", to=done)
-    ack_all(queue)
-    first, other, reports = again(queue), again(queue), list[Any]()
-    on_commit(monkeypatch, "messages", before=lambda: reports.append(other.sweep()), at=at)
-    reports.append(first.sweep())
-    assert sum(one.completed_batches for one in reports) == 1
-    assert len(completions(done)) == 1
-
-
-def test_many_sweeps_in_threads_complete_each_batch_once(queue: Queue, done: Queue) -> None:
-    for name in ("x", "y"):
-        queue.publish(["a"], batch_id=name)
-        queue.close_batch(name, to=done)
-    ack_all(queue)
-    handles = [again(queue) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        for name in ("x", "y"):
-            jobs = [pool.submit(complete_batch, context_of(one), name) for one in handles]
-            assert sum(job.result(60) for job in jobs) == 1
-    assert [one["batch_id"] for one in completions(done)] == ["x", "y"]
 
 
 def test_a_message_published_while_a_sweep_counts_is_not_lost(

@@ -7,11 +7,10 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.handles import Injected, Killed, index_commits, lease, until
+from support.handles import Injected, Killed, index_commits, lease, take_all, until
 from support.tables import messages_of
 
 from spark_mq import Queue
@@ -78,10 +77,8 @@ def late(path: Path) -> Queue:
     return Queue.open(path, clock=clock)
 
 
-def drained(queue: Queue) -> Iterator[str]:
-    while (taken := queue.group().lease("w", max_messages=100)) is not None:
-        yield from (m.value.decode() for m in taken.messages)
-        taken.ack()
+def drained(queue: Queue) -> list[str]:
+    return take_all(queue.group())
 
 
 def stored(queue: Queue) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from support.handles import Killed, again, die, on_commit
+from support.handles import Killed, again, die, on_commit, take_all
 from support.sinks import SCHEMA, make_sink, values
 from support.tables import messages_of
 
@@ -24,11 +24,7 @@ Make = Callable[..., Queue]
 
 def get(queue: Queue, group: str) -> list[str]:
     """Ack all that a group can get, and return the values in order."""
-    found: list[str] = []
-    while (lease := queue.group(group).lease("w", max_messages=100)) is not None:
-        found += [message.text for message in lease.messages]
-        lease.ack()
-    return found
+    return take_all(queue.group(group))
 
 
 def reject(queue: Queue, group: str) -> None:
@@ -88,12 +84,6 @@ def test_letters_of_several_groups_go_to_each_in_one_commit(queue: Queue) -> Non
     assert get(queue, "mail") == ["a", "b", "c", "d"]
     assert get(queue, "lake") == ["d"]
     assert get(queue, "new") == ["a", "b", "c", "d"], "it begins at the earliest, and skips both"
-
-
-def test_all_groups_get_it_again_if_asked_for(queue: Queue) -> None:
-    with_letters(queue)
-    assert queue.redrive(to_all_groups=True).groups == {}
-    assert get(queue, "lake") == get(queue, "mail") == ["a", "b"]
 
 
 def test_the_others_have_nothing_to_do_and_skip_one_range(queue: Queue) -> None:

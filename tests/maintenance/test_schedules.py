@@ -1,6 +1,6 @@
 """Schedules of a queue: each instant is published once, whichever sweep runs, and however often.
 
-Sweeps race, die at each step, and run with clocks that differ.
+Sweeps race and run with clocks that differ. What kills them is in test_chores.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from deltalake import DeltaTable
-from support.handles import Killed, again, die, housekeep, on_commit, once
+from support.handles import Killed, again, die, housekeep, on_commit, once, take
 from support.having import having
-from support.tables import context_of, messages_of, on_publish
+from support.tables import messages_of, on_publish
 
 from spark_mq import InvalidOption, Message, Queue, ScheduleNotFound, UnsupportedTable
 from spark_mq.maintenance import schedules as chore
@@ -26,7 +24,6 @@ from spark_mq.testing import ManualClock
 from spark_mq.util.user import act_as
 
 Make = Callable[..., Queue]
-BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 
 
@@ -35,10 +32,10 @@ def _noon(clock: ManualClock) -> None:
     clock.set(NOON)
 
 
-def instants(queue: Queue, name: str = "s", zone: ZoneInfo | None = None) -> list[str]:
+def instants(queue: Queue, name: str = "s") -> list[str]:
     """The instants of the schedule's messages in the queue, in order of sequence."""
     found = [
-        datetime.fromisoformat(one.headers["spark_mq.scheduled_at"]).astimezone(zone or UTC)
+        datetime.fromisoformat(one.headers["spark_mq.scheduled_at"]).astimezone(UTC)
         for one in queue.peek(10_000)
         if one.headers.get("spark_mq.schedule") == name
     ]
@@ -95,16 +92,6 @@ def test_after_a_time_without_sweeps_the_rule_decides(
     assert instants(queue) == expected
 
 
-def test_without_catching_up_a_late_instant_is_left_out(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="none")
-    clock.advance("76m")
-    assert queue.sweep().scheduled == 0
-    clock.advance("50m")
-    queue.sweep()
-    assert instants(queue) == ["15 14:00"]
-
-
 def test_many_missed_instants_are_published_in_several_sweeps(
     make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,26 +114,6 @@ def test_large_messages_are_fewer_to_a_sweep(
     assert {one.value for one in queue.peek()} == {b"\xff" * 1_000}
 
 
-@pytest.mark.parametrize(
-    ("day", "expected"),
-    [
-        (datetime(2027, 3, 27, 12, tzinfo=UTC), ["28 03:00", "29 02:30"]),
-        (datetime(2027, 10, 30, 12, tzinfo=UTC), ["31 02:30", "01 02:30"]),
-    ],
-    ids=["gap", "twice"],
-)
-def test_each_night_in_berlin_has_one_message_also_if_the_clocks_change(
-    make: Make, clock: ManualClock, day: datetime, expected: list[str]
-) -> None:
-    queue = make()
-    clock.set(day)
-    queue.schedule("s", cron="30 2 * * *", timezone="Europe/Berlin", message="x")
-    for _ in range(2 * 24 * 2):
-        clock.advance("30m")
-        queue.sweep()
-    assert instants(queue, zone=BERLIN) == expected
-
-
 def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClock) -> None:
     queue = make(delivery_delay="10m")
     queue.schedule("plain", every="1h", message="x")
@@ -158,22 +125,13 @@ def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClo
     group.ensure()
     assert group.stats() == having(delayed=3, ready=0)
     clock.advance("10m")
-    assert _taken(queue) == [b"x"]
+    assert take(queue.group()) == ["x"]
     clock.advance("30m")
-    assert _taken(queue) == [b"y"]
+    assert take(queue.group()) == ["y"]
     clock.advance("79m")
-    assert _taken(queue) == []
+    assert take(queue.group()) == []
     clock.advance("2m")
-    assert _taken(queue) == [b"z"]
-
-
-def _taken(queue: Queue) -> list[bytes]:
-    """The values of the messages that a worker leases now, and acks."""
-    found = queue.group().lease("w", max_messages=10)
-    if found is None:
-        return []
-    found.ack()
-    return [one.value for one in found.messages]
+    assert take(queue.group()) == ["z"]
 
 
 def test_each_message_expires_by_its_instant(make: Make, clock: ManualClock) -> None:
@@ -181,7 +139,7 @@ def test_each_message_expires_by_its_instant(make: Make, clock: ManualClock) -> 
     queue.schedule("s", every="1h", message=Message("x", expires_at="20m"))
     clock.advance("90m")
     queue.sweep()
-    assert _taken(queue) == []
+    assert take(queue.group()) == []
 
 
 def test_schedules_and_producers_of_the_same_name_do_not_meet(
@@ -229,46 +187,6 @@ def test_a_sweep_whose_clock_is_ahead_publishes_no_instant_again(
     assert instants(queue) == ["15 12:05", "15 12:10", "15 12:15"]
     clock.advance("5m")
     assert queue.sweep().scheduled == 0
-
-
-def test_many_sweeps_in_threads_publish_each_instant_once(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    handles = [again(queue) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(3):
-            clock.advance("2h")
-            list(pool.map(lambda one: chore.publish_due(context_of(one), "s"), handles))
-    assert instants(queue) == [f"15 {hour}:00" for hour in range(13, 19)]
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_sweep_killed_at_its_commit_and_repeated_publishes_once(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("2h")
-    with monkeypatch.context() as patch:
-        on_commit(patch, "messages", **{when: die})
-        with pytest.raises(Killed):
-            queue.sweep()
-    assert len(instants(again(queue))) == (2 if when == "after" else 0)
-    again(queue).sweep()
-    again(queue).sweep()
-    assert instants(queue) == ["15 13:00", "15 14:00"]
-
-
-def test_a_lost_reply_publishes_once(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x")
-    clock.advance("1h")
-    on_commit(monkeypatch, "messages", fail=TimeoutError("the reply is lost"))
-    assert queue.sweep().scheduled == 1
-    assert again(queue).sweep().scheduled == 0
-    assert instants(queue) == ["15 13:00"]
 
 
 @pytest.mark.parametrize("change", ["pause", "remove", "rule", "message"])

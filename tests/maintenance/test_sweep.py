@@ -1,6 +1,6 @@
 """The chores: routing to the dead letters, trimming, housekeeping.
 
-Each is killed at every step, repeated, and run twice at once.
+What kills and rivals of the chores do to the queue is in test_chores. Here are their rules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from support.tables import (
     group_ledger_of,
     ledgers_of,
     messages_of,
-    on_publish,
     on_write,
 )
 
@@ -209,81 +208,17 @@ def test_a_store_out_of_reach_stops_the_routing_and_loses_nothing(
     assert dead_values(queue) == [b"0", b"1", b"2"]
 
 
-STEPS = ["freeze", "publish", "settle"]
-
-
-def at_step(queue: Queue, patch: pytest.MonkeyPatch, step: str, **what: Any) -> Injected:
-    """Injects something around one of the three commits of routing."""
-    if step == "publish":
-        wrapper = once(**what)
-        on_publish(patch, queue.dead_letters, wrapper)
-    else:
-        wrapper = once(at=1 if step == "freeze" else 2, **what)
-        on_write(patch, queue, wrapper)
-    return wrapper
-
-
-def route_killed(queue: Queue, step: str, when: str = "after") -> None:
-    """Route, and die before or after one of the three commits."""
+def route_killed(queue: Queue, at: int) -> None:
+    """Route, and die after one of the three commits: freeze, publish and settle."""
     with pytest.MonkeyPatch.context() as patch:
-        at_step(queue, patch, step, **{when: die})
+        on_commit(patch, "", after=die, at=at)
         with pytest.raises(Killed):
             route(queue.group())
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_routing_killed_at_any_commit_and_repeated_is_exactly_once(
-    make: Make, step: str, when: str
-) -> None:
-    queue = with_dead(make())
-    route_killed(queue, step, when)
-    survivor = again(queue)
-    assert route(survivor.group()) == (0 if (step, when) == ("settle", "after") else 3)
-    assert route(survivor.group()) == 0
-    assert dead_values(survivor) == [b"0", b"1", b"2"]
-    assert survivor.group().stats().dead_lettered == 3
-    assert survivor.group().stats().transferring == 0
-
-
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_two_sweepers_at_once_route_exactly_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, step: str, when: str
-) -> None:
-    queue = with_dead(make())
-    other, routed = again(queue), []
-
-    def rival() -> None:
-        monkeypatch.undo()  # in memory both share the storage, and so the wrapper
-        routed.append(route(other.group()))
-
-    at_step(queue, monkeypatch, step, **{when: rival})
-    routed.append(route(queue.group()))
-    assert sum(routed) == 3
-    assert dead_values(queue) == [b"0", b"1", b"2"]
-    assert queue.group().stats().dead_lettered == 3
-
-
-def test_of_two_that_publish_the_same_dead_at_once_one_is_refused(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have looked at the mark, both have copied: the race of the commits itself decides."""
-    queue = with_dead(delta_queue())
-    other, routed = again(queue), []
-    # Only the dead letters' table has this folder above its own.
-    wrapper = on_commit(
-        monkeypatch, "dead_letters/messages", before=lambda: routed.append(route(other.group()))
-    )
-    routed.append(route(queue.group()))
-    assert wrapper.calls > 1
-    assert sum(routed) == 3
-    assert dead_values(queue) == [b"0", b"1", b"2"]
-
-
 def test_new_dead_are_routed_behind_what_another_sweeper_left(make: Make) -> None:
     queue = with_dead(make(), 2)
-    route_killed(queue, "freeze")
+    route_killed(queue, at=1)
     queue.publish("new")
     lease(queue).reject()
     assert queue.group().stats().transferring == 2
@@ -293,7 +228,7 @@ def test_new_dead_are_routed_behind_what_another_sweeper_left(make: Make) -> Non
 
 def test_a_seek_leaves_what_is_being_routed_alone(make: Make) -> None:
     queue = with_dead(make(), 2)
-    route_killed(queue, "publish")
+    route_killed(queue, at=2)
     queue.group().seek("latest")
     assert route(queue.group()) == 2
     assert dead_values(queue) == [b"0", b"1"]
@@ -464,24 +399,17 @@ def test_a_group_made_under_a_trim_keeps_what_it_starts_with(
     assert [m.value for m in lease(queue, group="late").messages] == [b"a", b"b", b"c"]
 
 
-@pytest.mark.parametrize("step", ["horizon", "remove", "first delete"])
-def test_a_trim_killed_at_any_step_and_repeated_leaves_nothing(
-    delta_queue: Make, clock: ManualClock, byte_store: ByteStore, step: str
+def test_a_trim_killed_after_its_first_delete_and_repeated_leaves_nothing(
+    delta_queue: Make, clock: ManualClock, byte_store: ByteStore
 ) -> None:
     queue = trimmable(delta_queue, clock)
-    with pytest.MonkeyPatch.context() as patch:
-        if step == "horizon":
-            on_write(patch, queue, once(after=die))
-        elif step == "remove":
-            on_commit(patch, "messages", after=die)
-        else:
-            byte_store.inject("delete", of=messages_of(queue).files, after=die)
-        with pytest.raises(Killed):
-            trim(queue)
-    left = 3 if step == "horizon" else 0
-    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == left
+    byte_store.inject("delete", of=messages_of(queue).files, after=die)
+    with pytest.raises(Killed):
+        trim(queue)
+    byte_store.clear()
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 0
     survivor = again(queue)
-    assert trim(survivor) == left
+    assert trim(survivor) == 0
     assert files_on_disk(survivor) == 0
     survivor.publish("d")
     assert [m.value for m in lease(survivor).messages] == [b"d"]

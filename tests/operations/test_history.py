@@ -6,8 +6,6 @@ One message's life; what finished how.
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -18,12 +16,11 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
 from support.byte_store import ByteStore
-from support.handles import Killed, again, archive, archived, die, history, lease, on_commit
+from support.handles import again, archive, archived, history, lease, on_commit
 from support.limits import Limits
 from support.tables import context_of, group_ledger_of, ledgers_of, messages_of, on_commands
 
@@ -200,23 +197,6 @@ def test_a_second_failure_with_the_same_text_shows_again(queue: Queue) -> None:
     assert blamed(queue, s) == [("nacked", "same", None, None)] * 2
 
 
-def _as_older_version(path: Path) -> None:
-    """Take the column out of the table, as a version that did not know it left the table."""
-    for file in path.rglob("*.parquet"):
-        rows = pq.ParquetFile(file).read()
-        pq.write_table(rows.drop_columns(["batch_size"]), file)
-    for file in (path / "_delta_log").glob("*.json"):
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
-        for action in actions:
-            if "metaData" in action:
-                schema = json.loads(action["metaData"]["schemaString"])
-                schema["fields"] = [f for f in schema["fields"] if f["name"] != "batch_size"]
-                action["metaData"]["schemaString"] = json.dumps(schema)
-            if "add" in action:
-                action["add"]["size"] = (path / action["add"]["path"]).stat().st_size
-        file.write_text("".join(json.dumps(action) + "\n" for action in actions))
-
-
 def test_what_lay_before_a_group_has_no_outcome(queue: Queue) -> None:
     queue.publish(["a", "b"])
     lease(queue, 2).ack()
@@ -332,51 +312,6 @@ def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
     lease(queue, 2, group="two")
     assert [event for event, *_ in reported(queue, group="one")] == ["leased", "acked"]
     assert len(reported(queue, sequence=s[1])) == 1
-
-
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_killed_at_its_commit_each_version_is_archived_once(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    queue = delta_queue()
-    queue.publish(["a"])
-    lease(queue).ack()
-    expected = reported(queue)
-
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        on_commit(patch, "history", **{place: die})
-        archive(queue)
-        pytest.fail("it was to be killed")
-    assert reported(queue) == expected
-    archive(again(queue))
-    assert reported(queue) == expected
-
-
-def test_a_commit_that_landed_but_failed_is_not_archived_again(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = delta_queue()
-    queue.publish(["a"])
-    lease(queue).ack()
-    expected = reported(queue)
-    wrapper = on_commit(monkeypatch, "history", fail=OSError("reset"))
-    archive(queue)
-    assert wrapper.calls == 1
-    assert reported(queue) == expected
-
-
-def test_two_archives_at_once_archive_each_version_once(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = delta_queue()
-    queue.publish(["a"])
-    lease(queue).ack()
-    expected, other = reported(queue), again(queue)
-    done: list[int] = []
-    on_commit(monkeypatch, "history", before=lambda: done.append(archive(other)))
-    assert archive(queue) == 0
-    assert done[0] > 0
-    assert reported(queue) == expected
 
 
 def test_nothing_is_cleaned_that_has_not_been_archived(
@@ -572,11 +507,6 @@ def test_each_trace_knows_who_is_paused_now(queue: Queue) -> None:
     assert [name for name, _ in queue.trace(sequence).blocked] == ["one"]
 
 
-def test_a_message_nobody_has_read_yet_has_only_been_published(queue: Queue) -> None:
-    receipt = queue.publish(["a"])
-    assert queue.trace(receipt.sequences[0]).events == ()
-
-
 def test_a_trimmed_message_is_reported_without_its_payload(make: Make, clock: ManualClock) -> None:
     queue = make(retention=0)
     s = queue.publish([Message("a", message_id="id")]).sequences[0]
@@ -680,16 +610,6 @@ def test_finished_messages_are_reported_within_bounds_and_of_each_group(queue: Q
     assert queue.finished(first=s[1], last=s[3])["sequence"].to_pylist() == list(s[1:4])
     queue.group("other").ensure()
     assert queue.finished("other").num_rows == 0
-
-
-def test_the_archive_survives_in_spite_of_a_ledger_cleaned_and_a_process_new(
-    delta_queue: Make,
-) -> None:
-    queue = lived(delta_queue())
-    assert ledgers_of(queue).clean(0, 0, archived=archived(queue)) >= 0
-    printed = io.StringIO()
-    print(again(queue).trace(messages_of(queue).index().files[0].first), file=printed)
-    assert "acked" in printed.getvalue()
 
 
 def test_a_late_nack_of_the_last_attempt_is_named_as_the_operation(

@@ -63,6 +63,33 @@ def lease(queue: Queue, count: int = 10, group: str = "default") -> Lease:
     return found
 
 
+def take(group: ConsumerGroup, count: int = 1_000, **options: Any) -> list[str]:
+    """Lease messages and ack them. Return their texts."""
+    found = group.lease("w", max_messages=count, **options)
+    if found is None:
+        return []
+    found.ack()
+    return [message.text for message in found.messages]
+
+
+def take_all(group: ConsumerGroup, **options: Any) -> list[str]:
+    """Lease and ack until nothing is due. Return the texts."""
+    found: list[str] = []
+    while more := take(group, **options):
+        found += more
+    return found
+
+
+def side_by_side(call: Callable[[], object], count: int = 8) -> None:
+    """Run a function in some threads, until all have ended."""
+    threads = [threading.Thread(target=call) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Waits for a condition, for so long at most."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
@@ -110,16 +137,15 @@ def once(**what: Any) -> Injected:
 
 
 def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
-    """Inject something around the commits to the table in a folder of that name, by all handles of
-    this process.
+    """Inject something around the commits to the table in a folder of that name, or to any table if
+    it is empty, by all handles of this process.
     """
     real = ObjectStore.create
     wrapper = Injected(real, **what)
+    folder = f"/{table}" if table else ""
 
     def create(store: ObjectStore, path: str, data: bytes, **options: Any) -> None:
-        chosen = (
-            store.root.endswith(f"/{table}") and path.startswith(LOG_FOLDER) and path != log_path(0)
-        )
+        chosen = store.root.endswith(folder) and path.startswith(LOG_FOLDER) and path != log_path(0)
         (wrapper if chosen else real)(store, path, data, **options)
 
     patch.setattr(ObjectStore, "create", create)
