@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease
-from support.tables import context_of, group_ledger_of
+from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.schedule import next_due_at
-from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import to_datetime
 
@@ -70,26 +69,6 @@ def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: M
     (problem,) = [one for one in queue.health().problems if one.check == "blocked"]
     assert "set breaker_threshold=None" in problem.text
     assert queue.group().lease("w", wait="10ms") is None
-
-
-@pytest.mark.parametrize("threshold", [5, None])
-def test_without_a_breaker_a_bug_makes_dead_letters_of_all_after_five_attempts(
-    make: Callable[..., Queue], clock: ManualClock, threshold: int | None
-) -> None:
-    queue = make(breaker_threshold=threshold, retry_delay="1s", retry_jitter=0)
-    queue.publish([str(n) for n in range(200)])
-
-    def fail(_: Any) -> None:
-        raise KeyError("ammount")
-
-    for _ in range(5):
-        queue.group().work(fail, mode="message", max_messages=200, until="empty")
-        clock.advance("10m")
-    stats = queue.group().stats()
-    if threshold is None:
-        assert (stats.dead, stats.breaker) == (200, "closed")
-    else:
-        assert (stats.dead, stats.breaker) == (0, "open")
 
 
 def test_a_trial_is_one_message_and_its_ack_closes_the_breaker(
@@ -263,13 +242,6 @@ def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> Non
     assert seen == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_worker_on_a_paused_group_with_until_empty_ends(queue: Queue) -> None:
-    queue.group().pause()
-    assert queue.group().work(lambda _: None, mode="batch", until="empty").blocked_because == ""
-    numbers(queue)
-    assert queue.group().work(lambda _: None, mode="batch", until="empty").leases == 0
-
-
 @pytest.mark.parametrize("mode", ["batch", "message"])
 def test_a_worker_says_why_it_ends_before_the_group_is_empty(
     queue: Queue, mode: str, caplog: pytest.LogCaptureFixture
@@ -347,27 +319,3 @@ def next_due_at_of(queue: Queue) -> datetime:
     at = next_due_at(current, queue._context.messages.index(), ledger.settings(), ledger.now())
     assert at is not None
     return to_datetime(at)
-
-
-def test_a_pause_is_in_the_history_of_the_queue(queue: Queue) -> None:
-    numbers(queue)
-    queue.group().pause("migration")
-    queue.group().resume()
-    operations = read_history(context_of(queue)).column("operation").to_pylist()
-    assert operations[-2:] == ["pause", "resume"]
-
-
-# -- max_in_flight
-
-
-def test_a_loop_of_leases_ends_with_none_while_others_hold_the_rest(make: Make) -> None:
-    queue = make(max_in_flight=4)
-    numbers(queue, 8)
-    held = lease(queue, 2)
-    seen = 0
-    while taken := queue.group().lease("w", max_messages=2):
-        seen += len(taken)
-    assert seen == 2
-    assert queue.group().blocked_because == "max_in_flight"
-    held.ack()
-    assert len(lease(queue, 5)) == 2

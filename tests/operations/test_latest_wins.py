@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.handles import again, lease, notes, on_commit
+from support.handles import again, lease, notes, on_commit, take
 from support.limits import Limits
 from support.tables import as_in_a_store, context_of, messages_of
 
-from spark_mq import ConsumerGroup, Message, PublishReceipt, Queue
+from spark_mq import Message, PublishReceipt, Queue
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger import selection
 from spark_mq.ledger.message_index import sequence
@@ -34,22 +34,12 @@ def publish(queue: Queue, *texts: str, **options: Any) -> PublishReceipt:
     return queue.publish([Message(text, dedup_id=text[0], **options) for text in texts])
 
 
-def leased(queue: Queue | ConsumerGroup, count: int = 100) -> list[str]:
-    """Lease and ack. Return the texts."""
-    group = queue.group() if isinstance(queue, Queue) else queue
-    found = group.lease("w", max_messages=count)
-    if found is None:
-        return []
-    found.ack()
-    return [one.text for one in found.messages]
-
-
 def test_an_unread_message_is_replaced(queue: Queue) -> None:
     first = publish(queue, "a1", "b1")
     second = publish(again(queue), "a2")
     assert (second.published, second.duplicates, second.duplicate_of) == (1, (), {})
     assert second.replaces == {0: first.sequences[0]}
-    assert leased(queue) == ["b1", "a2"]
+    assert take(queue.group()) == ["b1", "a2"]
     stats = queue.group().stats()
     assert (stats.acked, stats.skipped, stats.ready, stats.ledger_ranges) == (2, 1, 0, 0)
 
@@ -58,7 +48,7 @@ def test_history_says_that_a_message_was_replaced(queue: Queue) -> None:
     (old,) = publish(queue, "a1").sequences
     publish(queue, "a2")
     assert queue.group().stats().ready == 2, "no lease has looked yet"
-    assert leased(queue) == ["a2"]
+    assert take(queue.group()) == ["a2"]
     (event,) = (one for one in queue.trace(old).events if one.group == "default")
     assert (event.event, event.outcome) == ("replaced", "skipped")
     ends = queue.finished("default", outcome="skipped")
@@ -67,89 +57,14 @@ def test_history_says_that_a_message_was_replaced(queue: Queue) -> None:
     assert (note["operation"], note["messages"]) == ("replace+lease", 2)
 
 
-def test_of_a_chain_only_the_last_is_delivered(queue: Queue) -> None:
-    receipts = [publish(queue, f"a{n}") for n in range(5)]
-    assert [one.replaces for one in receipts[1:]] == [{0: one.sequences[0]} for one in receipts[:4]]
-    assert leased(queue) == ["a4"]
-    assert queue.group().stats().skipped == 4
-
-
-def test_of_one_publish_only_the_last_is_published(queue: Queue) -> None:
-    (old,) = publish(queue, "a0").sequences
-    receipt = publish(queue, "a1", "b1", "a2", "a3")
-    b, a = receipt.sequences
-    assert (receipt.duplicates, receipt.duplicate_of) == ((0, 2), {0: a, 2: a})
-    assert [receipt.sequence_of(at) for at in range(4)] == [None, b, None, a]
-    assert receipt.replaces == {3: old}
-    assert leased(queue) == ["b1", "a3"]
-
-
-@pytest.mark.parametrize("state", ["leased", "nacked", "expired lease"])
-def test_a_message_that_was_leased_is_delivered_too(
-    queue: Queue, clock: ManualClock, state: str
-) -> None:
-    (old,) = publish(queue, "a1").sequences
-    held = lease(queue)
-    if state == "nacked":
-        held.nack()
-    elif state == "expired lease":
-        clock.advance("5m")
-    assert publish(queue, "a2").replaces == {0: old}
-    if state == "leased":
-        assert leased(queue) == ["a2"]
-        held.ack()
-    else:
-        clock.advance("1m")
-        assert sorted(leased(queue)) + leased(queue) == ["a1", "a2"]
-    assert queue.group().stats().skipped == 0
-
-
-def test_a_message_that_was_only_released_is_replaced(queue: Queue) -> None:
-    publish(queue, "a1")
-    lease(queue).release()
-    publish(queue, "a2")
-    assert leased(queue) == ["a2"]
-
-
-def test_a_settled_message_is_not_named(queue: Queue) -> None:
-    publish(queue, "a1")
-    assert leased(queue) == ["a1"]
-    assert publish(queue, "a2").replaces == {}
-    assert leased(queue) == ["a2"]
-
-
-def test_a_delayed_message_is_replaced_so_only_the_last_of_a_burst_is_delivered(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.configure(delivery_delay="5s")
-    for n in range(4):
-        publish(queue, f"a{n}", f"b{n}" if n < 2 else f"c{n}")
-        assert leased(queue) == []
-        clock.advance("2s")
-    assert leased(queue) == ["b1"]
-    clock.advance("4s")
-    assert sorted(leased(queue)) == ["a3", "c3"]
-    assert queue.group().stats().skipped == 5
-
-
-def test_each_group_decides_by_itself(queue: Queue) -> None:
-    other = queue.group("other").ensure()
-    publish(queue, "a1")
-    held = lease(queue)
-    publish(queue, "a2")
-    assert leased(other) == leased(queue) == ["a2"]
-    held.ack()
-    assert (queue.group().stats().skipped, other.stats().skipped) == (0, 1)
-
-
 def test_a_new_group_gets_only_the_last(queue: Queue) -> None:
     for n in range(3):
         publish(queue, f"a{n}")
-        assert leased(queue) == [f"a{n}"]
-    assert leased(queue.group("new")) == ["a0", "a1", "a2"], "they replaced nobody"
+        assert take(queue.group()) == [f"a{n}"]
+    assert take(queue.group("new")) == ["a0", "a1", "a2"], "they replaced nobody"
     publish(queue, "b0")
     publish(queue, "b1")
-    assert leased(queue.group("newer")) == ["a0", "a1", "a2", "b1"]
+    assert take(queue.group("newer")) == ["a0", "a1", "a2", "b1"]
 
 
 def test_a_lease_that_names_a_replaced_message_skips_it(queue: Queue) -> None:
@@ -157,48 +72,16 @@ def test_a_lease_that_names_a_replaced_message_skips_it(queue: Queue) -> None:
     group = queue.group()
     assert group.lease("w", sequences=sequences[:1]) is None
     assert group.stats().skipped == 1
-    assert leased(queue) == ["b1", "a2"]
+    assert take(queue.group()) == ["b1", "a2"]
 
 
 def test_a_dead_message_is_dead_lettered(queue: Queue) -> None:
     publish(queue, "a1")
     lease(queue).reject()
     publish(queue, "a2")
-    assert leased(queue) == ["a2"]
+    assert take(queue.group()) == ["a2"]
     queue.sweep()
     assert queue.group().stats().dead_lettered == 1
-
-
-@pytest.mark.parametrize("order", ["none", "key", "fair"])
-def test_it_holds_in_each_order_and_with_priorities(make: Make, order: str) -> None:
-    queue = make(dedup_window="1h", dedup_replaces=True, lanes=8, order=order)
-    group = queue.group().ensure()
-    queue.publish(
-        [
-            Message(f"{n}", key=f"k{n % 3}", priority=n % 2, dedup_id=f"{n}")
-            for n in range(20)
-        ]
-    )  # fmt: skip
-    queue.publish([Message(f"new {n}", key="k0", dedup_id=f"{n}") for n in range(0, 20, 3)])
-    found = list[str]()
-    while taken := leased(group, 6):
-        found += taken
-    kept = [f"{n}" for n in range(20) if n % 3] + [f"new {n}" for n in range(0, 20, 3)]
-    assert sorted(found) == sorted(kept)
-    assert group.stats().skipped == 7
-
-
-def test_a_message_that_the_filter_does_not_match_replaces_too(queue: Queue) -> None:
-    group = queue.group("eu")
-    group.configure(filter="key_prefix=eu-")
-    publish(queue, "a1", "b1", key="eu-1")
-    publish(queue, "a2", key="us-1")
-    publish(queue, "c1", key="us-1")
-    assert leased(group) == ["b1"]
-    assert leased(group) == []
-    assert group.stats().skipped == 3
-    skipped = [one for one in notes(queue) if "replace" in one["operation"]]
-    assert [one["operation"] for one in skipped] == ["replace+filter+lease"]
 
 
 def test_an_id_whose_window_has_passed_replaces_nobody(make: Make, clock: ManualClock) -> None:
@@ -208,7 +91,7 @@ def test_an_id_whose_window_has_passed_replaces_nobody(make: Make, clock: Manual
     clock.advance("20s")
     assert publish(queue, "a2").replaces == {}
     assert publish(queue, "a3").replaces
-    assert leased(queue) == ["a1", "a3"]
+    assert take(queue.group()) == ["a1", "a3"]
 
 
 def test_with_until_leased_it_counts_until_the_first_lease(make: Make) -> None:
@@ -216,16 +99,16 @@ def test_with_until_leased_it_counts_until_the_first_lease(make: Make) -> None:
     group, other = queue.group().ensure(), queue.group("other").ensure()
     publish(queue, "a1")
     assert publish(queue, "a2").replaces
-    assert leased(group) == ["a2"]
+    assert take(group) == ["a2"]
     assert not publish(queue, "a3").replaces
-    assert leased(other) == ["a2", "a3"]
+    assert take(other) == ["a2", "a3"]
 
 
 def test_without_the_setting_the_first_stays(queue: Queue) -> None:
     publish(queue, "a1")
     queue.configure(dedup_replaces=False)
     assert publish(again(queue), "a2").duplicates == (0,)
-    assert leased(queue) == ["a1"]
+    assert take(queue.group()) == ["a1"]
 
 
 def test_tables_and_publishers_replace_too(queue: Queue) -> None:
@@ -237,7 +120,7 @@ def test_tables_and_publishers_replace_too(queue: Queue) -> None:
         publisher.flush()
         assert [one.replaces() for one in pending] == [None, old[1], None]
         assert pending[0].duplicate_of() == pending[1].result()
-    assert leased(queue) == ["a2", "b3", "c1"]
+    assert take(queue.group()) == ["a2", "b3", "c1"]
 
 
 def test_a_repeated_call_gets_the_receipt_of_the_first(queue: Queue) -> None:
@@ -260,22 +143,7 @@ def test_a_rival_that_comes_between_check_and_commit_is_replaced(
     on_commit(monkeypatch, "messages", before=lambda: receipts.append(publish(rival, "a1")))
     receipt = publish(queue, "a2")
     assert receipt.replaces == {0: receipts[0].sequences[0]}
-    assert leased(again(queue)) == ["a2"]
-
-
-def test_what_was_replaced_is_known_from_commits(queue: Queue) -> None:
-    for n in range(3):
-        publish(queue, f"a{n}", f"b{n}")
-    publish(queue, "c0")
-    table = messages_of(queue)
-    assert table.index_commits()
-    found = again(queue)
-    rows = messages_of(found).commits.read_after(-1)
-    assert rows is not None
-    named = [one for one in rows[0].sort_by("first")["replaces"].to_pylist() if one is not None]
-    assert len(named) == 2
-    assert messages_of(found).index().files == table.index().files
-    assert leased(found) == ["a2", "b2", "c0"]
+    assert take(again(queue).group()) == ["a2"]
 
 
 def test_over_a_store_a_lease_looks_at_the_newest_publishes(
@@ -285,34 +153,17 @@ def test_over_a_store_a_lease_looks_at_the_newest_publishes(
     queue = delta_queue(dedup_window="1h", dedup_replaces=True)
     worker = as_in_a_store(again(queue))
     publish(queue, "a1", "b1", "c1")
-    assert leased(worker, 1) == ["a1"]
+    assert take(worker.group(), 1) == ["a1"]
     publish(queue, "b2")
-    assert leased(worker, 1) == ["c1"]
+    assert take(worker.group(), 1) == ["c1"]
 
 
 def test_more_replaced_files_than_one_lease_may_skip(queue: Queue, limits: Limits) -> None:
     limits(filtered_files=3, filtered_pieces=20)
     for n in range(20):
         publish(queue, f"a{n}", f"b{n}")
-    assert leased(queue) == ["a19", "b19"]
+    assert take(queue.group()) == ["a19", "b19"]
     assert queue.group().stats().skipped == 38
-
-
-def test_a_batch_replaces_a_batch(queue: Queue) -> None:
-    ids = [f"{n}" for n in range(3_000)]
-    queue.publish([Message(f"old {one}", dedup_id=one) for one in ids])
-    queue.publish([Message(f"new {one}", dedup_id=one) for one in reversed(ids[::2])])
-    found = leased(queue, 5_000)
-    assert len(found) == 3_000
-    assert set(found) == {f"{'old' if n % 2 else 'new'} {n}" for n in range(3_000)}
-
-
-def test_workers_get_the_last(queue: Queue) -> None:
-    for n in range(5):
-        publish(queue, f"a{n}", f"b{n}")
-    seen = list[str]()
-    queue.group().work(lambda one: seen.append(one.text), mode="message", until="empty")
-    assert sorted(seen) == ["a4", "b4"]
 
 
 def test_a_seek_back_delivers_the_last_only(queue: Queue) -> None:
@@ -320,9 +171,9 @@ def test_a_seek_back_delivers_the_last_only(queue: Queue) -> None:
     held = lease(queue)
     publish(queue, "a2")
     held.ack()
-    assert leased(queue) == ["a2"]
+    assert take(queue.group()) == ["a2"]
     queue.group().seek("earliest")
-    assert leased(queue) == ["a2"]
+    assert take(queue.group()) == ["a2"]
 
 
 def test_a_queue_that_replaces_nothing_walks_as_before(
@@ -332,9 +183,9 @@ def test_a_queue_that_replaces_nothing_walks_as_before(
     queue = make(dedup_window="1h", dedup_replaces=True)
     queue.group().ensure()
     publish(queue, "a1")
-    assert leased(queue) == ["a1"]
+    assert take(queue.group()) == ["a1"]
     publish(queue, "a2")
-    assert leased(queue) == ["a2"], "the replaced message lies before the start of the group"
+    assert take(queue.group()) == ["a2"], "the replaced message lies before the start of the group"
 
 
 def test_a_setting_that_replaces_needs_ids_that_count() -> None:
@@ -353,7 +204,7 @@ def test_an_expired_message_is_expired_and_not_replaced(queue: Queue, clock: Man
     publish(queue, "a1", expires_at=timedelta(seconds=10))
     publish(queue, "a2")
     clock.advance("20s")
-    assert leased(queue) == ["a2"]
+    assert take(queue.group()) == ["a2"]
     stats = queue.group().stats()
     assert stats.skipped + stats.expired == 1
 
@@ -386,7 +237,7 @@ def test_a_publish_that_replaces_too_many_scattered_messages_is_refused(
     assert len(files) == 2 * len(letters), "nothing is left behind"
     for first in range(0, len(later), 4):
         publish(queue, *later[first : first + 4])
-    assert [one for one in leased(queue) if one != "between"] == later
+    assert [one for one in take(queue.group()) if one != "between"] == later
 
 
 def test_fifteen_thousand_messages_anywhere_fit_into_a_commit() -> None:

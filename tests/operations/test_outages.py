@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -117,21 +117,6 @@ def test_one_outage_counts_the_lease_of_a_dead_worker_once(
             with pytest.raises(errors.StorageError, match="out of reach"):
                 lease(handle(queue), 10).table()
             queue.group().expire()
-    assert {count for _, count, _ in counts(queue)} == {1}
-    assert drained(queue) == [(b"a", 2), (b"b", 2)]
-
-
-@pytest.mark.parametrize("expired", [False, True], ids=["by nobody", "by a sweep"])
-def test_a_release_after_the_lease_expired_counts_it_once(
-    make: Make, clock: ManualClock, expired: bool
-) -> None:
-    queue = make(max_delivery_attempts=3)
-    queue.publish(["a", "b"])
-    taken = lease(queue, 10)
-    clock.advance("12h")  # the ledger was out of reach so long
-    if expired:
-        again(queue).sweep()
-    assert taken.release().settled == 2
     assert {count for _, count, _ in counts(queue)} == {1}
     assert drained(queue) == [(b"a", 2), (b"b", 2)]
 
@@ -620,8 +605,10 @@ def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
     assert seen == [(b"1", 1), (b"2", 1)]
 
 
-def raise_storage_error(how: str) -> None:
-    """As a handler does that publishes to another queue."""
+def raise_error(how: str) -> None:
+    """As a handler does that publishes to another queue, or reads a file of its own."""
+    if how == "own":
+        raise FileNotFoundError("what the message names")
     error = errors.StorageError("publishing failed", path="/other", landed=False)
     if how == "plain":
         raise error
@@ -634,52 +621,32 @@ def raise_storage_error(how: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["batch", "message"])
-@pytest.mark.parametrize("how", ["plain", "from", "while handling"])
-def test_an_error_of_another_store_counts_as_any_failure_of_a_handler(
-    make: Make, limits: Limits, how: str, mode: Literal["batch", "message"]
-) -> None:
+@pytest.mark.parametrize("how", ["plain", "from", "while handling", "own"])
+@pytest.mark.parametrize("reachable", [True, False])
+def test_an_error_of_any_store_counts_unless_the_queues_own_store_fails_too(
+    make: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits, *, how: str, mode: Any,
+    reachable: bool,
+) -> None:  # fmt: skip
     limits(outage_pause=0.0)
     queue = make(max_delivery_attempts=3, retry_delay=0)
-    queue.publish("a")
-    tries: list[int] = []
-
-    def handle(given: Any) -> None:
-        tries.extend(m.delivery_count for m in getattr(given, "messages", [given]))
-        if len(tries) < 10:
-            raise_storage_error(how)
-
-    summary = queue.group().work(handle, mode=mode, until="empty")
-    assert tries == [1, 2, 3]
-    assert (summary.failed, queue.group().stats().dead) == (3, 1)
-
-
-@pytest.mark.parametrize("mode", ["batch", "message"])
-@pytest.mark.parametrize("how", ["plain", "from", "while handling"])
-def test_an_error_of_any_store_counts_nothing_while_the_queues_own_store_fails_too(
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    limits: Limits,
-    how: str,
-    mode: Literal["batch", "message"],
-) -> None:
-    limits(outage_pause=0.0)
-    queue = make(max_delivery_attempts=2)
     queue.publish("a")
     tries: list[int] = []
 
     def out_of_reach(*_: Any) -> None:
         raise PermissionError(13, "out of reach", "messages")
 
-    monkeypatch.setattr(payloads.PayloadFiles, "require_reachable", out_of_reach)
+    if not reachable:
+        monkeypatch.setattr(payloads.PayloadFiles, "require_reachable", out_of_reach)
 
     def handle(given: Any) -> None:
         tries.extend(m.delivery_count for m in getattr(given, "messages", [given]))
         if len(tries) < 10:
-            raise_storage_error(how)
+            raise_error(how)
 
-    summary = queue.group().work(handle, mode=mode, until="empty")
-    assert tries == [1] * 10
-    assert (summary.failed, queue.group().stats().acked) == (0, 1)
+    summary, stats = queue.group().work(handle, mode=mode, until="empty"), queue.group().stats()
+    counts = reachable or how == "own"
+    assert tries == ([1, 2, 3] if counts else [1] * 10)
+    assert (summary.failed, stats.dead, stats.acked) == ((3, 1, 0) if counts else (0, 0, 1))
 
 
 @pytest.mark.parametrize("error", [errors.StorageError, errors.ContentionTimeout])
@@ -712,17 +679,6 @@ def test_a_settle_of_the_handler_that_fails_counts_nothing(
     assert queue.group().stats().acked == 1
 
 
-def test_a_handlers_own_oserror_is_its_failure(make: Make) -> None:
-    queue = make(max_delivery_attempts=2, retry_delay=0)
-    queue.publish("a")
-
-    def handle(_: Lease) -> None:
-        raise FileNotFoundError("what the message names")
-
-    queue.group().work(handle, mode="batch", until="empty")
-    assert queue.group().stats().dead == 1
-
-
 @pytest.mark.parametrize("ack", ["on_success", "on_receive"])
 def test_a_settle_waits_for_the_store_and_keeps_its_lease(
     delta_queue: Make, byte_store: ByteStore, ack: str
@@ -750,22 +706,6 @@ def test_a_settle_waits_for_the_store_and_keeps_its_lease(
         full.clear()
         until(lambda: queue.group().stats().acked == 2)
     assert seen == [1, 1], "nobody else got them meanwhile"
-
-
-def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = make()
-    queue.publish("a")
-    tries: list[int] = []
-
-    def contended(run: Callable[[], Any], commands: Any) -> Any:
-        if commands[0].lease_ids and len(tries) < 3:
-            tries.append(1)
-            raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return run()
-
-    on_commands(monkeypatch, contended)
-    summary = queue.group().work(lambda _: None, mode="batch", until="empty")
-    assert (len(tries), summary.settled) == (3, 1)
 
 
 def test_a_worker_that_cannot_settle_ends_after_its_grace(
@@ -833,39 +773,11 @@ class Alive:
         pass
 
 
+PAYLOADS = pytest.param(("payloads", READS), id="reads of payloads")
+
+
+@pytest.mark.parametrize("where", [*OTHER_OUTAGES, PAYLOADS])
 def test_a_stream_restarted_in_an_outage_counts_nothing(
-    make: Make, clock: ManualClock, outage: Outage
-) -> None:
-    queue, offsets = make(), list[Any]()
-    queue.publish(["a", "b"])
-    with outage():
-        for _ in range(TRIES):
-            clock.advance("12h")
-            with pytest.raises(errors.StorageError, match="out of reach"):
-                restarted(queue, offsets)
-        assert counts(queue) == set()
-    plan = restarted(queue, offsets)
-    assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, 1)]
-
-
-def test_a_replay_in_an_outage_counts_nothing(
-    make: Make, clock: ManualClock, outage: Outage
-) -> None:
-    queue, offsets = make(), list[Any]()
-    queue.publish(["a", "b"])
-    assert restarted(queue, offsets).slices
-    with outage():
-        for _ in range(100):
-            clock.advance("1m")
-            with pytest.raises(errors.StorageError, match="out of reach"):
-                restarted(queue, offsets)
-    assert {r.delivery_count for r in group_ledger_of(queue.group()).current()} == {1}
-    plan = restarted(queue, offsets)
-    assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, 2)]
-
-
-@pytest.mark.parametrize("where", OTHER_OUTAGES)
-def test_a_stream_restarted_in_an_outage_of_ledgers_and_logs_counts_nothing(
     delta_queue: Make, clock: ManualClock, outage: Outage, where: Any
 ) -> None:
     queue, offsets = delta_queue(visibility_timeout="60d", max_delivery_attempts=3), list[Any]()

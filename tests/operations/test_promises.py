@@ -7,10 +7,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from support.handles import again, lease
-from support.tables import group_ledger_of
+from support.handles import lease
 
-from spark_mq import Message, Queue
+from spark_mq import Queue
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -55,20 +54,6 @@ def test_unread_messages_never_overtake_what_was_nacked_whole_twice(queue: Queue
     assert seen == [str(n) for n in range(9)]
 
 
-def test_the_pieces_of_a_second_failure_leave_each_fourth_lease_to_unread_messages(
-    queue: Queue,
-) -> None:
-    queue.publish([str(n) for n in range(128)])
-    for _ in range(2):
-        lease(queue, 64).nack(delay=0)
-    firsts = list[int]()
-    for _ in range(5):
-        taken = lease(queue, 64)
-        firsts.append(int(taken.messages[0].value))
-        taken.ack()
-    assert firsts == [0, 16, 40, 64, 56]
-
-
 def test_what_one_killed_worker_held_returns_whole_and_before_the_unread(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -79,16 +64,6 @@ def test_what_one_killed_worker_held_returns_whole_and_before_the_unread(
     assert len(again_leased) == 10_000, "in one piece"
     assert again_leased.messages[0].delivery_count == 2
     assert len(lease(queue, 10_000)) == 2_000
-
-
-def test_the_second_failure_of_a_lease_starts_isolation(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([str(n) for n in range(100)])
-    sizes = []
-    for _ in range(5):
-        sizes.append(len(lease(queue, 100)))
-        clock.advance("62s")
-    assert sizes == [100, 100, 21, 4, 1]
-    assert queue.group().stats().dead == 1
 
 
 def test_while_suspects_are_isolated_unread_messages_get_each_fourth_lease(
@@ -121,46 +96,6 @@ def test_delayed_messages_come_first_when_due(queue: Queue, clock: ManualClock) 
     assert next_values(queue, 2) == ["0", "1"]
     clock.advance("6s")
     assert next_values(queue, 2) == ["later", "2"]
-
-
-def test_a_delayed_message_is_never_early_and_at_most_a_second_late(
-    queue: Queue, clock: ManualClock
-) -> None:
-    due = clock() + timedelta(seconds=10, microseconds=1)
-    queue.publish([Message("later", deliver_at=due)])
-    clock.advance("10s")
-    assert next_values(queue) == []
-    clock.advance(1.000001)
-    assert next_values(queue) == ["later"]
-
-
-def test_a_lease_lives_through_its_deadline_and_margin_and_is_expired_strictly_after(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(["a"])
-    lease(queue)
-    clock.advance("61s")
-    assert next_values(again(queue)) == []
-    clock.advance("1us")
-    assert next_values(again(queue)) == ["a"]
-
-
-def test_an_extension_sets_the_deadline_to_now_plus_the_timeout_never_earlier_and_counts_nothing(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(["a"])
-    taken, start = lease(queue), clock()
-    clock.advance("10s")
-    taken.extend()
-    assert taken.expires_at == start + timedelta(seconds=70)
-    taken.extend("5s")
-    assert taken.expires_at == start + timedelta(seconds=70)
-    (r,) = group_ledger_of(queue.group()).current()
-    assert (r.delivery_count, r.failure_count, r.expires_at) == (
-        1,
-        0,
-        round(taken.expires_at.timestamp() * 1e6),
-    )
 
 
 def test_a_drain_never_waits_on_a_prior_owner_whose_lease_is_past(
@@ -201,30 +136,6 @@ def test_no_message_reaches_a_worker_more_often_than_the_limit_however_its_lease
         ends[n % 3](taken)
     assert set(delivered.values()) == {4}
     assert queue.group().stats().dead == 2, "the last failure made them dead in that same commit"
-
-
-def test_a_released_delivery_is_not_counted_and_is_there_for_others_at_once(queue: Queue) -> None:
-    queue.publish(["a"])
-    for _ in range(10):
-        lease(queue).release()
-    assert lease(again(queue)).messages[0].delivery_count == 1
-
-
-def test_without_a_limit_of_attempts_suspects_are_isolated_all_the_same(
-    make: Make, clock: ManualClock
-) -> None:
-    queue = make(max_delivery_attempts=None, breaker_threshold=None)
-    receipt = queue.publish([str(n) for n in range(64)])
-    sizes, least = [], dict.fromkeys(receipt.sequences, 0)
-    while not sizes or (sizes[-1] > 1 and len(sizes) < 100):
-        taken = lease(queue, 64)
-        sizes.append(len(taken))
-        least |= {m.sequence: m.delivery_count for m in taken.messages}
-        clock.advance("62s")
-    assert sizes[0] == 64
-    assert sizes[-1] == 1
-    assert max(least.values()) - min(least.values()) <= 1, "they take turns"
-    assert queue.group().stats().dead == 0
 
 
 def test_at_most_once_a_lease_that_is_acked_at_once_is_never_given_out_again(

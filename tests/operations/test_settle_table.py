@@ -22,22 +22,25 @@ from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.testing import ManualClock
 
 VERBS = ("ack", "nack", "reject", "release")
-AFTER = {"ack": "settled", "nack": "available", "reject": "dead", "release": "available"}
-
-# state of the message              ack, reject      nack, release
-TABLE = {
-    "held":                         ("settled 1",    "settled 1"),
-    "past its deadline":            ("settled 1",    "settled 1"),
-    "settled by this lease":        ("already 1",    "already 1"),
-    "settled by a later lease":     ("already 1",    "already 1"),
-    "leased by another":            ("lost leased by", "lost leased by"),
-    "given back":                   ("lost given back", "lost given back"),
-    "dead":                         ("lost dead: rejected", "lost dead: rejected"),
-    "blocked":                      ("lost blocked: max_failures", "lost blocked: max_failures"),
-    "being routed":                 ("lost dead: rejected", "lost dead: rejected"),
-    "skipped by a seek":            ("lost skipped", "lost skipped"),
-    "unread again, by a seek":      ("lost unread",  "lost unread"),
+AFTER = {
+    "ack": "settled", "nack": "available", "reject": "dead", "release": "available",
+    "extend": "leased",
 }  # fmt: skip
+
+TABLE = {
+    # the state of the message, and what a settle of it by its sequence gives
+    "held": "settled 1",
+    "past its deadline": "settled 1",
+    "settled by this lease": "already 1",
+    "settled by a later lease": "already 1",
+    "leased by another": "lost leased by",
+    "given back": "lost given back",
+    "dead": "lost dead: rejected",
+    "blocked": "lost blocked: max_failures",
+    "being routed": "lost dead: rejected",
+    "skipped by a seek": "lost skipped",
+    "unread again, by a seek": "lost unread",
+}
 OWN = {"settled by this lease", "given back", "dead", "blocked", "being routed"}
 """The lease has settled the message itself. A repeat by its id has nothing left to do."""
 
@@ -71,6 +74,11 @@ class Case:
     def expire(self) -> None:
         self.clock.advance("62s")
         self.queue.group().expire()
+
+    def ranges(self) -> list[Any]:
+        """The tracked ranges with the message in the middle."""
+        ledger = group_ledger_of(self.queue.group()).current()
+        return [r for r in ledger if r.first <= self.sequence <= r.last]
 
 
 def by_id(case: Case, verb: str, *args: Any) -> None:
@@ -136,44 +144,52 @@ def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
         assert all(why.startswith(reported) for _, _, why in caught.value.data["lost"])
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+WAYS: dict[str, Callable[[Case, str], SettleResult]] = {
+    "sequence": lambda case, verb: (
+        case.lease.extend("5m", [case.sequence])
+        if verb == "extend"
+        else getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence])
+    ),
+    "object of the lease": lambda case, verb: getattr(case.lease, verb)(),
+    "id of the lease": lambda case, verb: getattr(case.queue.group(), verb)(case.lease.lease_id),
+}
+
+
+def expected_of(state: str, verb: str, way: str) -> str:
+    """A whole lease is extended if it still holds anything, and a repeat by its id does nothing."""
+    if verb == "extend" and way != "sequence":
+        return TABLE[state] if TABLE[state] == "settled 1" else "gone"
+    return "settled 0" if way == "id of the lease" and state in OWN else TABLE[state]
+
+
+def settle(case: Case, state: str, verb: str, way: str) -> None:
+    PREPARE[state](case)
+    expected, (before, *_) = expected_of(state, verb, way), case.ranges() or [None]
+    check(expected, lambda: WAYS[way](case, verb), case.sequence)
+    if expected != "settled 1":
+        return
+    ranges = case.ranges()
+    assert ({r.state for r in ranges} or {"settled"}) == {AFTER[verb]}
+    if verb == "extend":
+        (after,) = ranges
+        assert after.lease_id == case.lease.lease_id
+        if state == "held":
+            counts = after.delivery_count, after.failure_count
+            assert counts == (before.delivery_count, before.failure_count)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("verb", [*VERBS, "extend"])
+@pytest.mark.parametrize("state", TABLE)
+def test_a_settle(case: Case, state: str, verb: str, way: str) -> None:
+    settle(case, state, verb, way)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", TABLE)
-def test_by_sequence(case: Case, state: str, verb: str, merged: bool) -> None:
-    case.merged = merged
-    PREPARE[state](case)
-    expected = TABLE[state][verb in ("nack", "release")]
-    check(
-        expected,
-        lambda: getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence]),
-        case.sequence,
-    )
-    if expected.startswith("settled"):
-        states = {
-            r.state
-            for r in group_ledger_of(case.queue.group()).current()
-            if r.first <= case.sequence <= r.last
-        } or {"settled"}
-        assert states == {AFTER[verb]}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("state", TABLE)
-def test_the_whole_lease_by_its_object(case: Case, state: str, verb: str) -> None:
-    PREPARE[state](case)
-    check(TABLE[state][verb in ("nack", "release")], getattr(case.lease, verb), case.sequence)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("state", TABLE)
-def test_the_whole_lease_by_its_id_is_as_by_its_object(case: Case, state: str, verb: str) -> None:
-    PREPARE[state](case)
-    expected = "settled 0" if state in OWN else TABLE[state][verb in ("nack", "release")]
-    check(
-        expected,
-        lambda: getattr(case.queue.group(), verb)(case.lease.lease_id),
-        case.sequence,
-    )
+def test_a_settle_after_ranges_have_merged(case: Case, state: str, verb: str) -> None:
+    case.merged = True
+    settle(case, state, verb, "sequence")
 
 
 @pytest.mark.parametrize("again", VERBS)
@@ -195,42 +211,6 @@ def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
     with pytest.raises(LeaseLost) as caught:
         group.ack({done.lease_id: None, "no-such-lease": None})
     assert caught.value.data["lease_id"] == "no-such-lease"
-
-
-EXTEND = {"held": "settled 1", "past its deadline": "settled 1"}
-"""To extend revives what nobody has leased since.
-
-Of anything else the lease no longer holds anything.
-"""
-
-
-@pytest.mark.parametrize("state", TABLE)
-def test_extending(case: Case, state: str) -> None:
-    PREPARE[state](case)
-    counts = [
-        (r.delivery_count, r.failure_count)
-        for r in group_ledger_of(case.queue.group()).current()
-        if r.first <= case.sequence <= r.last
-    ]
-    check(EXTEND.get(state, "gone"), lambda: case.lease.extend("5m"), 0)
-    if state == "held":
-        assert counts == [
-            (r.delivery_count, r.failure_count)
-            for r in group_ledger_of(case.queue.group()).current()
-            if r.first <= case.sequence <= r.last
-        ]
-
-
-@pytest.mark.parametrize("state", TABLE)
-def test_extending_by_sequence(case: Case, state: str) -> None:
-    PREPARE[state](case)
-    expected = TABLE[state][0]
-    check(expected, lambda: case.lease.extend("5m", [case.sequence]), case.sequence)
-    if expected.startswith("settled"):
-        found = [
-            r for r in group_ledger_of(case.queue.group()).current() if r.first == case.sequence
-        ]
-        assert [(r.state, r.lease_id) for r in found] == [("leased", case.lease.lease_id)]
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])

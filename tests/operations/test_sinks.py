@@ -68,15 +68,6 @@ ENDS: list[Callable[[Lease, ManualClock], object]] = [
 HOW = pytest.mark.parametrize("end", ENDS, ids=["dies", "nacks", "releases"])
 
 
-def test_rows_are_appended_with_the_ack_of_their_messages(group: ConsumerGroup, sink: str) -> None:
-    publish(group, "a", "b")
-    lease = take(group)
-    assert append(lease)
-    lease.ack()
-    assert values(sink) == ["a", "b"]
-    assert group.stats().acked == 2
-
-
 @HOW
 def test_what_an_earlier_holder_has_written_is_not_written_again(
     group: ConsumerGroup, clock: ManualClock, sink: str, end: Callable[..., object]
@@ -108,32 +99,6 @@ def test_what_no_earlier_holder_has_written_is_written_once(
     assert values(sink) == ["a", "b"]
 
 
-def test_a_sleeper_that_writes_before_the_next_holder_looks_has_written(
-    group: ConsumerGroup, clock: ManualClock, sink: str
-) -> None:
-    publish(group, "a", "b")
-    sleeper = take(group)
-    die(sleeper, clock)
-    lease = take(group)
-    assert append(sleeper)
-    assert not append(lease)
-    lease.ack()
-    assert sleeper.ack().already_settled == 2
-    assert values(sink) == ["a", "b"]
-
-
-def test_a_late_ack_of_what_was_written_settles_it(
-    group: ConsumerGroup, clock: ManualClock, sink: str
-) -> None:
-    publish(group, "a")
-    lease = take(group)
-    append(lease)
-    die(lease, clock)
-    lease.ack()
-    assert group.lease("w") is None
-    assert values(sink) == ["a"]
-
-
 def test_a_later_write_never_hides_an_earlier_one(
     group: ConsumerGroup, clock: ManualClock, sink: str
 ) -> None:
@@ -154,39 +119,6 @@ def test_a_later_write_never_hides_an_earlier_one(
     append(fourth := take(group))
     fourth.ack()
     assert values(sink) == ["lost", "next", "third"]
-
-
-def test_pieces_of_a_written_lease_are_skipped_and_never_mix_with_others(
-    group: ConsumerGroup, clock: ManualClock, sink: str
-) -> None:
-    publish(group, *"abcdef")
-    for n in (4, 2):
-        lease = take(group, n)
-        if n == 4:
-            append(lease)
-    die(lease, clock)
-    publish(group, *"gh")
-    seen = drain(group, clock)
-    assert sorted(text for texts, _ in seen for text in texts) == list("abcdefgh")
-    for texts, written in seen:
-        assert {text in "abcd" for text in texts} == {not written}
-    assert values(sink) == list("abcdefgh")
-
-
-def test_messages_that_their_lease_named_before_its_append_are_written_later(
-    group: ConsumerGroup, clock: ManualClock, sink: str
-) -> None:
-    publish(group, *"abcde")
-    lease = take(group)
-    nacked, rejected, released, *kept = lease.messages
-    lease.nack([nacked.sequence])
-    lease.reject([rejected.sequence])
-    lease.release([released.sequence])
-    lease.append(pa.table({"value": [m.text for m in kept]}, SCHEMA))
-    die(lease, clock)
-    drain(group, clock)
-    assert values(sink) == ["a", "c", "d", "e"]
-    assert group.stats().dead == 1
 
 
 def test_after_the_append_only_the_whole_lease_can_be_given_back(
@@ -418,13 +350,6 @@ def test_a_place_that_cannot_be_a_sink_is_refused(group: ConsumerGroup, tmp_path
         with pytest.raises(errors.InvalidOption, match="it is a table of a queue") as caught:
             group.configure(sink=f"{own}/{name}")
         assert caught.value.option == "sink"
-    for wrong in (5, "", Queue.open(own)):
-        with pytest.raises(errors.InvalidOption, match=r"sink=.* is not a path: give the path"):
-            group.configure(sink=wrong)  # type: ignore[arg-type]
-    with pytest.raises(errors.InvalidOption, match="cannot be a default for new groups"):
-        Queue.create(tmp_path / "other", sink="/tmp/sink")
-    with pytest.raises(errors.InvalidOption, match="set by spark_mq itself"):
-        group.configure(sink_key="x")  # type: ignore[call-arg]
 
 
 def test_without_a_sink_or_before_it_a_lease_appends_nothing(

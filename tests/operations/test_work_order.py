@@ -36,41 +36,25 @@ def drain(queue: Queue, handler: Callable[[ReceivedMessage], Any], **options: An
 
 def test_lanes_run_side_by_side_and_each_in_order(make: Callable[..., Queue]) -> None:
     queue = ordered(make)
-    keys = [key_in(0), key_in(1), key_in(2)]
-    queue.publish([Message(f"{n}", key=keys[n % 3]) for n in range(30)])
+    keys = [key_in(lane, number) for number in range(2) for lane in range(3)]
+    queue.publish([Message(f"{n}", key=keys[n % 6]) for n in range(30)])
     together = threading.Barrier(3, timeout=30)
-    seen: dict[str, list[int]] = {key: [] for key in keys}
-    running, lock = Counter[str](), threading.Lock()
+    seen: dict[int, list[int]] = {lane: [] for lane in range(3)}
+    running, lock = Counter[int](), threading.Lock()
 
     def handle(message: ReceivedMessage) -> None:
+        lane = LAYOUT.lane(message.key)
         with lock:
-            running[message.key] += 1
-            assert running[message.key] == 1, "one thread a lane at a time"
-        seen[message.key].append(int(message.text))
+            running[lane] += 1
+            assert running[lane] == 1, "one thread a lane at a time, also for its other keys"
+        seen[lane].append(int(message.text))
         together.wait()  # as many lanes as threads
         with lock:
-            running[message.key] -= 1
+            running[lane] -= 1
 
     summary = drain(queue, handle, threads=3)
     assert (summary.acked, summary.failed) == (30, 0)
-    assert seen == {key: list(range(at, 30, 3)) for at, key in enumerate(keys)}
-
-
-def test_keys_of_one_lane_run_one_after_the_other(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
-    keys = [key_in(4), key_in(4, 1)]
-    queue.publish([Message(f"{n}", key=keys[n % 2]) for n in range(20)])
-    seen: list[int] = []
-    running = Counter[int]()
-
-    def handle(message: ReceivedMessage) -> None:
-        running[0] += 1
-        assert running[0] == 1
-        seen.append(int(message.text))
-        running[0] -= 1
-
-    drain(queue, handle, threads=4)
-    assert seen == list(range(20))
+    assert seen == {lane: list(range(lane, 30, 3)) for lane in range(3)}
 
 
 def test_a_failure_gives_up_the_later_messages_of_its_lane_uncounted(
@@ -103,41 +87,31 @@ def test_messages_without_a_key_run_beside_each_other(make: Callable[..., Queue]
     assert summary.acked == 3
 
 
-@pytest.mark.parametrize("decision", [Reject("no"), ValueError("past its limit")])
+@pytest.mark.parametrize(
+    ("decision", "limit"),
+    [
+        (Reject("no"), {"max_delivery_attempts": 1}),
+        (ValueError("past its limit"), {"max_delivery_attempts": 1}),
+        (ValueError("past its limit"), {"max_failures": 1}),
+    ],
+)
 def test_the_lane_goes_on_behind_a_dead_message(
-    make: Callable[..., Queue], decision: Exception
+    make: Callable[..., Queue], decision: Exception, limit: dict[str, int]
 ) -> None:
-    queue = ordered(make, max_delivery_attempts=1)
-    queue.publish([Message(value, key=key_in(0)) for value in "abc"])
+    """Its lease keeps the later ones, so they must not wait for its expiry."""
+    queue = ordered(make, **limit)
+    queue.publish([Message(value, key=key_in(0)) for value in "abcd"])
     seen: list[tuple[str, int]] = []
 
     def handle(message: ReceivedMessage) -> None:
         seen.append((message.text, message.delivery_count))
-        if message.text == "a":
+        if message.text == "b":
             raise decision
 
-    drain(queue, handle, max_messages=100)
-    assert seen == [("a", 1), ("b", 1), ("c", 1)]
+    drain(queue, handle, max_messages=100, threads=4)
+    assert seen == [(value, 1) for value in "abcd"]
     stats = queue.group().stats()
-    assert (stats.acked, stats.dead) == (2, 1)
-
-
-def test_messages_of_one_lease_go_on_behind_a_message_past_its_limit(
-    make: Callable[..., Queue],
-) -> None:
-    """The lease keeps them, so they must not wait for its expiry."""
-    queue = ordered(make, max_failures=1)
-    queue.publish([Message(value, key=key_in(0)) for value in "abcd"])
-    seen: list[str] = []
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.text)
-        if message.text == "b":
-            raise ValueError("bad")
-
-    summary = drain(queue, handle, max_messages=100, threads=4)
-    assert seen == ["a", "b", "c", "d"]
-    assert (summary.acked, summary.nacked, queue.group().stats().dead) == (3, 1, 1)
+    assert (stats.acked, stats.dead) == (3, 1)
 
 
 @pytest.mark.parametrize("decision", [Retry(delay="1h"), Snooze("1h")])
@@ -160,27 +134,6 @@ def test_a_delayed_message_holds_back_its_lane(
     seen += ["-"] * 4
     drain(queue, handle, max_messages=100)
     assert seen[6:] == ["a", "b", "c"]
-
-
-def test_a_blocked_message_stops_its_lane_only(make: Callable[..., Queue]) -> None:
-    queue = ordered(make, max_delivery_attempts=1, on_max_deliveries="block")
-    queue.publish([Message(value, key=key_in(0)) for value in "ab"])
-    queue.publish([Message(value, key=key_in(1)) for value in "xy"])
-    seen: list[str] = []
-    fails = ["a"]
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.text)
-        if message.text in fails:
-            raise ValueError("bad")
-
-    summary = drain(queue, handle, max_messages=100)
-    assert sorted(seen) == ["a", "x", "y"]
-    assert summary.acked == 2
-    fails.clear()
-    queue.group().unblock("retry")
-    drain(queue, handle, max_messages=100)
-    assert seen[3:] == ["a", "b"]
 
 
 def test_a_slow_lane_leaves_the_others_their_threads(make: Callable[..., Queue]) -> None:
