@@ -67,20 +67,6 @@ def test_a_decision_goes_before(queue: Queue) -> None:
     assert (group.stats().delayed, group.stats().acked) == (1, 1)
 
 
-@pytest.mark.parametrize("mode", ["batch", "message"])
-def test_a_bug_opens_the_breaker_before_it_drops_everything(make: Make, mode: str) -> None:
-    queue = make(breaker_threshold=3)
-    queue.publish([str(n) for n in range(20)])
-    group = queue.group()
-    for _ in range(3):
-        lease_limit: dict[str, Any] = {"max_messages": 1, "until": "empty"}
-        group.work(_fail, mode=mode, on_error="ack", **lease_limit)
-    stats = group.stats()
-    assert stats.breaker == "open"
-    assert stats.acked == 3, "the breaker stopped the rest"
-    assert "no matter" in stats.blocked_because
-
-
 def test_an_ack_after_a_success_still_closes_the_breaker(make: Make) -> None:
     queue = make(breaker_threshold=3)
     queue.publish(["a", "b", "c", "d", "e"])

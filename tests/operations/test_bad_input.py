@@ -235,57 +235,36 @@ def test_a_queue_made_anew_under_a_handle(refused: Refused, queue: Queue) -> Non
     refused(errors.NotAQueue, lambda: held.lease("w"), "created again after")
 
 
+PROTOCOLS = {
+    "deletionVectors": (3, 7), "columnMapping": (2, 5), "changeDataFeed": (1, 4),
+    "rowTracking": (1, 7), "inCommitTimestamp": (1, 7), "notYetInvented": (3, 7),
+}  # fmt: skip
+"""The versions for readers and writers of a table with a feature."""
+
+
+def protocol_with(feature: str) -> dict[str, Any]:
+    reader, writer = PROTOCOLS[feature]
+    protocol: dict[str, Any] = {"minReaderVersion": reader, "minWriterVersion": writer}
+    if reader == 3:
+        protocol["readerFeatures"] = [feature]
+    if writer == 7:
+        protocol["writerFeatures"] = [feature, "domainMetadata", "appendOnly"]
+    return protocol
+
+
 @pytest.mark.parametrize("table", ["messages", "leases"])
-@pytest.mark.parametrize(
-    ("protocol", "feature"),
-    [
-        (
-            {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": ["deletionVectors"],
-                "writerFeatures": ["deletionVectors"],
-            },
-            "deletionVectors",
-        ),
-        ({"minReaderVersion": 2, "minWriterVersion": 5}, "columnMapping"),
-        ({"minReaderVersion": 1, "minWriterVersion": 4}, "changeDataFeed"),
-        (
-            {
-                "minReaderVersion": 1,
-                "minWriterVersion": 7,
-                "writerFeatures": ["rowTracking", "domainMetadata", "appendOnly"],
-            },
-            "rowTracking",
-        ),
-        (
-            {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["inCommitTimestamp"]},
-            "inCommitTimestamp",
-        ),
-        (
-            {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": ["notYetInvented"],
-                "writerFeatures": ["notYetInvented"],
-            },
-            "notYetInvented",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize("feature", PROTOCOLS)
 def test_a_table_with_features_that_an_engine_cannot_handle(
-    refused: Refused, queue: Queue, table: str, protocol: dict[str, Any], feature: str
+    refused: Refused, queue: Queue, table: str, feature: str
 ) -> None:
     path = Path(queue.path, table)
     version = DeltaTable(path).version() + 1
+    actions = [
+        {"commitInfo": {"timestamp": 0, "operation": "UPGRADE"}},
+        {"protocol": protocol_with(feature)},
+    ]
     commit = path / "_delta_log" / f"{version:020d}.json"
-    commit.write_text(
-        json.dumps({"commitInfo": {"timestamp": 0, "operation": "UPGRADE"}})
-        + "\n"
-        + json.dumps({"protocol": protocol})
-        + "\n"
-    )
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
     error = refused(errors.UnsupportedTable, lambda: Queue.open(queue.path), str(path), feature)
     assert error.path == str(path)
 
@@ -316,9 +295,6 @@ def test_good_names(queue: Queue, value: str) -> None:
     assert len(lease(queue, group=value)) == 2
     assert value in queue.groups()
     assert again(queue).group(value).stats().leased == 2
-
-
-# -- publishing
 
 
 # -- settling

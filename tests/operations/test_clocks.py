@@ -96,18 +96,6 @@ def test_what_a_worker_behind_nacked_is_due_by_the_clock_of_whoever_asks(
     assert lease(queue).messages[0].delivery_count == 2
 
 
-def test_extending_by_a_clock_that_is_behind_never_shortens_a_lease(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(["a"])
-    held = lease(queue)
-    behind, _ = apart(queue, clock, -5)
-    behind.group().extend(held.lease_id)
-    clock.advance("60s")
-    assert queue.group().lease("w") is None
-    assert held.ack().settled == 1
-
-
 def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -176,20 +164,6 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(
     assert stats.acked + stats.dead_lettered + stats.expired == 10
     assert (stats.ready, stats.delayed, stats.leased, stats.dead) == (0, 0, 0, 0)
     assert str(worker.trace(held._ranges[0].first))
-
-
-def test_a_jump_back_lengthens_leases_and_waits_by_itself_and_forgets_none(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(["a", "b"])
-    lease(queue, 1)
-    lease(queue, 1).nack(delay="10s")
-    jump(clock, "-2h")
-    assert queue.group().lease("w") is None
-    assert (queue.group().stats().leased, queue.group().stats().delayed) == (1, 1)
-    clock.advance("2h")
-    clock.advance("62s")
-    assert len(lease(queue)) == 2, "each was alone in its lease, so none is a suspect"
 
 
 def test_a_start_by_time_is_found_in_a_log_whose_clock_jumped_back(clock: ManualClock) -> None:

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import again, lease, until
-from support.tables import context_of, ledgers_of
+from support.handles import lease, until
+from support.tables import ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, LeaseLost
-from spark_mq.storage.optimistic_commit import OptimisticCommit
 from spark_mq.util import call_batcher
 from spark_mq.util.call_batcher import CallBatcher
 
@@ -141,40 +140,6 @@ def test_contention_is_reported_to_all_alike_and_not_waited_for_again() -> None:
 def commits(queue: Queue) -> int:
     """Commits of the ledger so far."""
     return ledgers_of(queue).version()
-
-
-def test_settles_of_many_threads_become_one_commit(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receipt = queue.publish([str(n) for n in range(9)])
-    leases = [lease(queue, 1) for _ in range(9)]
-    entered, opened = threading.Event(), threading.Event()
-    real = OptimisticCommit.run
-
-    def change(commit: OptimisticCommit) -> None:
-        if not entered.is_set():
-            entered.set()
-            assert opened.wait(30)
-        real(commit)
-
-    monkeypatch.setattr(OptimisticCommit, "run", change)
-    before = commits(queue)
-    combiner = context_of(queue).committer.batcher
-    with ThreadPoolExecutor(9) as pool:
-        done = [pool.submit(leases[0].ack)]
-        assert entered.wait(30)
-        done += [
-            pool.submit(queue.group().ack, one.lease_id, [seq])
-            for one, seq in zip(leases[1:8], receipt.sequences[1:8], strict=True)
-        ]
-        done.append(pool.submit(queue.group().ack, "no lease of ours", [receipt.sequences[8]]))
-        until(lambda: len(combiner.waiting) == 8)
-        opened.set()
-        assert [one.result(30) for one in done[:-1]] == [SettleResult(1)] * 8
-        with pytest.raises(LeaseLost):
-            done[-1].result(30)
-    assert commits(queue) - before == 2
-    assert again(queue).group().stats().acked == 8
 
 
 def test_threads_share_one_lease(queue: Queue) -> None:

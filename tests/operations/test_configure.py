@@ -96,12 +96,6 @@ def test_a_dedup_window_can_be_added(make: Make) -> None:
     assert again(queue).publish(Message("a", dedup_id="1")).published == 0
 
 
-def test_a_ttl_is_checked_against_the_delay_that_the_queue_has(make: Make) -> None:
-    queue = make(delivery_delay="1h")
-    with pytest.raises(InvalidOption, match="expire unread"):
-        queue.configure(message_ttl="30m")
-
-
 def test_an_unchanged_setting_makes_no_commit(delta_queue: Make) -> None:
     queue = delta_queue(retention="2d")
     version = messages_of(queue).index().version

@@ -63,13 +63,6 @@ def test_an_id_counts_while_its_message_is_not_settled(
     assert receipt.published == 1
 
 
-def test_an_id_is_free_once_its_message_is_settled(queue: Queue) -> None:
-    for _ in range(3):
-        assert not holds(queue)
-        assert holds(queue)
-        lease(queue).ack()
-
-
 @pytest.mark.parametrize("end", ["rejected", "routed", "discarded", "expired", "skipped"])
 def test_an_id_is_free_once_its_message_is_not_delivered_any_more(
     queue: Queue, clock: ManualClock, end: str
@@ -86,29 +79,6 @@ def test_an_id_is_free_once_its_message_is_not_delivered_any_more(
         clock.advance("2h")
     else:
         group.seek("latest")
-    assert not holds(queue)
-
-
-def test_a_message_that_blocks_its_group_keeps_its_id_until_the_owner_decides(
-    queue: Queue,
-) -> None:
-    group = queue.group().ensure()
-    group.configure(on_max_deliveries="block", max_delivery_attempts=1, breaker_threshold=None)
-    publish(queue, "a")
-    lease(queue).nack()
-    assert group.stats().blocked == 1
-    assert holds(queue)
-    group.unblock("drop")
-    assert not holds(queue)
-
-
-def test_all_groups_must_have_settled_it(queue: Queue) -> None:
-    for name in ("default", "other"):
-        queue.group(name).ensure()
-    publish(queue, "a")
-    lease(queue).ack()
-    assert holds(queue)
-    lease(queue, group="other").ack()
     assert not holds(queue)
 
 
@@ -164,46 +134,6 @@ def test_a_seek_back_makes_ids_count_again_unless_they_were_published_since(make
     receipt = publish(queue, "a", "b")
     assert receipt.duplicate_of[0] == second
     assert len(lease(queue, 10).messages) == 3 + receipt.published
-
-
-# -- until it is leased
-
-
-def test_until_leased_an_id_is_free_while_its_message_is_processed(make: Make) -> None:
-    queue = make(dedup_until="leased")
-    queue.group().ensure()
-    publish(queue, "a")
-    assert holds(queue)
-    held = lease(queue)
-    assert not holds(queue)
-    held.ack()
-    assert holds(queue), "the second one was not leased yet"
-
-
-def test_a_message_that_failed_was_leased(make: Make) -> None:
-    queue = make(dedup_until="leased")
-    queue.group().ensure()
-    publish(queue, "a")
-    lease(queue).nack(delay="1h")
-    assert not holds(queue)
-
-
-def test_a_lease_that_was_released_is_none(make: Make) -> None:
-    queue = make(dedup_until="leased")
-    queue.group().ensure()
-    publish(queue, "a")
-    lease(queue).release()
-    assert holds(queue)
-
-
-def test_the_first_group_that_leases_a_message_frees_its_id(make: Make) -> None:
-    """The work of that group may have read what the second message is about to change."""
-    queue = make(dedup_until="leased")
-    for name in ("default", "other"):
-        queue.group(name).ensure()
-    publish(queue, "a")
-    lease(queue, group="other")
-    assert not holds(queue)
 
 
 # -- races and crashes

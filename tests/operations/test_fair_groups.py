@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.handles import side_by_side
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
@@ -24,18 +25,6 @@ def queue(tmp_path: Path) -> Queue:
 
 def keys_of(lease: Lease | None) -> Counter[str | None]:
     return Counter(message.key for message in lease.messages)
-
-
-def test_a_backlog_of_one_tenant_delays_no_other(queue: Queue) -> None:
-    group = queue.group("g")
-    group.configure(order="fair")
-    for _ in range(20):
-        publish(queue, 500, "large")
-    assert keys_of(group.lease("a", max_messages=100)) == {"large": 100}
-    publish(queue, 10, "small")
-    second, third = (keys_of(group.lease("b", max_messages=100)) for _ in range(2))
-    assert second["small"] + third["small"] == 10
-    assert second.total() == third.total() == 100
 
 
 def test_who_is_next_is_kept_over_handles_and_workers(queue: Queue) -> None:
@@ -90,11 +79,7 @@ def test_eight_workers_never_have_more_of_a_key_than_its_limit(queue: Queue, ord
         group = Queue.open(queue.path).group("g")
         group.work(handle, mode="message", threads=2, until="settled")
 
-    workers = [threading.Thread(target=run) for _ in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    side_by_side(run)
     assert sorted(seen) == sorted(set(seen))
     assert len(seen) == 200
     assert max(most.values()) <= 3

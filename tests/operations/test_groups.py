@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from support.handles import again, lease, once, trim
 from support.tables import group_ledger_of, messages_of, on_write
 
-from spark_mq import ConsumerGroup, GroupSettings, PurgeResult, Queue, QueueSettings
+from spark_mq import ConsumerGroup, PurgeResult, Queue
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, InvalidOption, LeaseLost
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock
@@ -128,6 +128,9 @@ LOOKS: dict[str, Callable[[ConsumerGroup], Any]] = {
     "extend": lambda group: group.extend("lease"),
     "unblock": lambda group: group.unblock("retry"),
     "resume": lambda group: group.resume(),
+    "discard": lambda group: group.discard(2**32),
+    "retry_now": lambda group: group.retry_now(2**32),
+    "dead_letter": lambda group: group.dead_letter(2**32),
 }
 
 
@@ -180,13 +183,6 @@ def test_a_handle_without_create_stays_so_elsewhere(delta_queue: Make) -> None:
     assert queue.groups() == ["default"]
 
 
-def test_groups_have_settings_of_their_own(queue: Queue) -> None:
-    queue.group("a").configure(max_delivery_attempts=2)
-    queue.group("b").ensure()
-    assert queue.group("b").settings.max_delivery_attempts == 5
-    assert queue.groups() == ["a", "b"]
-
-
 # -- retry policies
 
 
@@ -236,38 +232,6 @@ def test_a_numbered_name_is_no_misspelling_of_another_number(
         queue.group("adit", create=False).stats()
 
 
-def test_without_retries_the_first_failure_is_final(make: Make) -> None:
-    queue = make(retry="none")
-    receipt = queue.publish(["a", "b"])
-    lease(queue).nack([receipt.sequences[1]], error="no")
-    assert queue.group().stats().dead == 1
-    queue.group().expire()
-    queue.sweep()
-    (letter,) = lease(queue.dead_letters).messages
-    assert letter.headers["spark_mq.reason"] == "max_failures"
-    assert letter.headers["spark_mq.error"] == "no"
-
-
-def test_by_default_an_outage_of_minutes_dead_letters_nothing(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish([str(n) for n in range(50)])
-    end, nacks = clock() + timedelta(seconds=120), 0
-    while clock() < end:
-        taken = queue.group().lease("w", max_messages=50)
-        if taken is None:
-            clock.advance("1s")
-            continue
-        taken.nack(error="the service is down")
-        nacks += 1
-    assert nacks >= 3
-    assert queue.group().stats().dead == 0
-    clock.advance("20m")
-    while (taken := queue.group().lease("w", max_messages=50)) is not None:
-        taken.ack()
-    assert queue.group().stats().acked == 50
-
-
 # -- at the limit
 
 
@@ -292,50 +256,11 @@ def test_a_group_that_blocks_leases_nothing_past_the_message_and_says_why(make: 
     assert queue.sweep().routed == 0, "it waits for someone, not for the DLQ"
 
 
-@pytest.mark.parametrize(
-    ("how", "then", "outcome"),
-    [
-        ("retry", [b"1"], ""),
-        ("dead_letter", [b"2", b"3", b"4"], "dead"),
-        ("drop", [b"2", b"3", b"4"], "dropped"),
-    ],
-)
-def test_someone_acts_and_the_group_goes_on(
-    make: Make, how: str, then: list[bytes], outcome: str
-) -> None:
-    queue = blocked(make)
-    assert held(queue) == [b"0"]
-    assert queue.group().unblock(how) == 1
-    taken = lease(again(queue), 100)
-    assert [m.value for m in taken.messages][: len(then)] == then
-    assert taken.messages[0].delivery_count == 1, "a retry counts from zero"
-    assert not outcome or getattr(queue.group().stats(), outcome) == 1
-    assert queue.group().unblock(how) == 0
-
-
-def test_only_the_named_messages_are_unblocked(make: Make) -> None:
-    queue = make(on_max_deliveries="block", max_failures=1)
-    receipt = queue.publish(["a", "b", "c"])
-    lease(queue, 3).nack(receipt.sequences)
-    assert queue.group().unblock("drop", [receipt.sequences[1]]) == 1
-    assert [(r.first, r.state) for r in group_ledger_of(queue.group()).current()] == [
-        (receipt.sequences[0], "blocked"),
-        (receipt.sequences[1], "settled"),
-        (receipt.sequences[2], "blocked"),
-    ]
-
-
 def test_a_group_that_ceases_to_block_treats_what_blocked_as_it_now_wants(make: Make) -> None:
     queue = blocked(make)
     queue.group().configure(on_max_deliveries="drop")
     assert held(queue) == [b"0", b"2", b"3", b"4"]
     assert queue.group().stats().dropped == 1
-
-
-def test_a_seek_leaves_nothing_blocked(make: Make) -> None:
-    queue = blocked(make)
-    queue.group().seek("earliest")
-    assert held(queue) == [str(n).encode() for n in range(5)]
 
 
 # -- dropping a group
@@ -512,39 +437,6 @@ def test_a_purge_counts_the_messages_that_it_drops_and_no_earlier_ones(
     assert trim(queue) == 1
     queue.publish(["last"])
     assert queue.purge(queue.name) == PurgeResult(messages=9, files=3)
-
-
-# -- durations
-
-
-def test_every_duration_of_the_settings_is_a_timedelta(make: Make) -> None:
-    queue = make(
-        retention="2d", hard_retention="3d", delivery_delay="1s",
-        message_ttl="5d", dedup_window="1h", max_retry_age="6h", retry_delay="250ms",
-    )  # fmt: skip
-    found = {
-        one.name: getattr(settings, one.name)
-        for settings in (queue.settings, queue.settings.group)
-        for one in fields(settings)
-    }
-    shown = {name: value for name, value in found.items() if isinstance(value, timedelta)}
-    assert shown == {
-        "retention": timedelta(days=2), "hard_retention": timedelta(days=3),
-        "history_retention": timedelta(days=30), "delivery_delay": timedelta(seconds=1),
-        "message_ttl": timedelta(days=5), "dedup_window": timedelta(hours=1),
-        "max_retry_age": timedelta(hours=6), "retry_delay": timedelta(milliseconds=250),
-        "visibility_timeout": timedelta(minutes=1), "clock_skew": timedelta(seconds=1),
-        "max_retry_delay": timedelta(minutes=15), "breaker_reset_timeout": timedelta(seconds=10),
-        "breaker_max_wait": timedelta(minutes=5), "rate_burst": timedelta(seconds=1),
-    }  # fmt: skip
-    assert isinstance(queue.settings, QueueSettings)
-    assert queue.settings.group == queue.group().settings
-    assert isinstance(queue.group().configure(max_in_flight=1), GroupSettings)
-    assert queue.describe().settings == queue.settings
-    assert queue.group().settings.to_arrow()["retry_delay"].to_pylist() == [
-        timedelta(milliseconds=250)
-    ]
-    assert "0.25s" in queue.group().settings._repr_html_()
 
 
 # -- stats

@@ -29,7 +29,6 @@ from spark_mq import Queue
 from spark_mq.parquet.reader import read_turns
 from spark_mq.spark import on_sigterm, shutdown
 from spark_mq.testing import memory_queue
-from spark_mq.util.call_batcher import CallBatcher
 from spark_mq.util.fair_lock import fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.user import current_user
@@ -336,37 +335,3 @@ def test_a_process_may_go_on_after_a_block_that_sigterm_ended(
         assert requested.wait(30)
     until(lambda: not any(isinstance(t, threading.Timer) for t in threading.enumerate()))
     assert not gave_up.is_set()
-
-
-def test_a_thread_that_waits_is_let_go_by_an_interrupted_leader() -> None:
-    """The leader of a batch is interrupted; one of the others runs their calls."""
-    began, interrupt, runs = threading.Event(), threading.Event(), list[list[int]]()
-
-    def run(items: Any) -> list[int]:
-        runs.append(list(items))
-        if items == [0]:
-            began.set()
-            assert interrupt.wait(30)
-            raise KeyboardInterrupt
-        return [10 * item for item in items]
-
-    batcher: CallBatcher[int, int] = CallBatcher(run)
-    results: list[int] = []
-
-    def lead() -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            batcher.do(0)
-
-    leader = threading.Thread(target=lead)
-    leader.start()
-    assert began.wait(30)
-    others = [threading.Thread(target=lambda n=n: results.append(batcher.do(n))) for n in (1, 2, 3)]
-    for other in others:
-        other.start()
-    while len(batcher.waiting) < 3:
-        assert leader.is_alive()
-    interrupt.set()
-    for thread in (leader, *others):
-        thread.join(30)
-    assert sorted(results) == [10, 20, 30]
-    assert len(runs) == 2

@@ -10,7 +10,7 @@ from support.handles import again, lease, route
 from support.tables import group_ledger_of
 
 from spark_mq import Message, Queue, SettleResult
-from spark_mq.errors import GroupNotFound, InvalidOption, LeaseLost, MessagesHeld
+from spark_mq.errors import InvalidOption, LeaseLost, MessagesHeld
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -218,14 +218,6 @@ def test_the_history_says_who_did_it(delta_queue: Make) -> None:
     (made_dead,) = queue.trace(s[1]).events
     assert made_dead.event == "made_dead"
     assert "@" in str(made_dead.user), "the user and the host of this process"
-
-
-@pytest.mark.parametrize("how", CHANGES)
-def test_a_group_that_does_not_exist_is_not_made(queue: Queue, how: str) -> None:
-    sequence = queue.publish("a").sequences[0]
-    with pytest.raises(GroupNotFound):
-        getattr(queue.group("biling"), how)(sequence)
-    assert queue.groups() == []
 
 
 def test_an_empty_list_changes_nothing(queue: Queue) -> None:

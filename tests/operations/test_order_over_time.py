@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.handles import again, trim
+from support.handles import again, take, take_all, trim
 
-from spark_mq import ConsumerGroup, Message, Queue
+from spark_mq import Message, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost
 from spark_mq.testing import ManualClock
 
@@ -27,44 +26,6 @@ def queue(make: Make) -> Queue:
     return queue
 
 
-def leased(group: ConsumerGroup, count: int = 99, **options: object) -> list[str]:
-    """Lease and ack. Return the texts."""
-    lease = group.lease("w", max_messages=count, **options)  # type: ignore[arg-type]
-    if lease is None:
-        return []
-    lease.ack()
-    return [m.text for m in lease.messages]
-
-
-def all_leased(group: ConsumerGroup) -> list[str]:
-    found: list[str] = []
-    while more := leased(group):
-        found += more
-    return found
-
-
-def test_a_delayed_message_holds_back_its_key_until_it_is_due(
-    queue: Queue, clock: ManualClock
-) -> None:
-    later = clock() + timedelta(minutes=5)
-    queue.publish([Message("a1", key="a", deliver_at=later), Message("a2", key="a")])
-    queue.publish([Message("b1", key="b")])
-    assert all_leased(queue.group()) == ["b1"]
-    clock.advance("6m")
-    assert all_leased(queue.group()) == ["a1", "a2"]
-
-
-def test_a_message_that_expires_lets_the_next_one_go(queue: Queue, clock: ManualClock) -> None:
-    later = clock() + timedelta(minutes=5)
-    queue.publish(
-        [Message("a1", key="a", deliver_at=later, expires_at=clock() + timedelta(hours=1))]
-    )
-    queue.publish([Message("a2", key="a")])
-    assert all_leased(queue.group()) == []
-    clock.advance("2h")
-    assert all_leased(queue.group()) == ["a2"]
-
-
 def test_a_seek_starts_each_key_again_in_order(queue: Queue, clock: ManualClock) -> None:
     group = queue.group()
     for start in (0, 4):
@@ -74,7 +35,7 @@ def test_a_seek_starts_each_key_again_in_order(queue: Queue, clock: ManualClock)
     group.seek("earliest")
     with pytest.raises(LeaseLost, match="unread"):
         held.ack()
-    found = all_leased(group)
+    found = take_all(group)
     for key in "ab":
         assert [text for text in found if text[0] == key] == [f"{key}{n}" for n in range(8)]
 
@@ -87,11 +48,11 @@ def test_a_hard_limit_frees_the_lane_of_what_it_drops(queue: Queue, clock: Manua
         lease.nack(delay=0)
     queue.publish([Message("a2", key="a")])
     with pytest.raises(GroupBlocked, match="max_delivery_attempts"):
-        leased(group)
+        take(group)
     clock.advance("2d")
     assert trim(queue) >= 1
     queue.publish([Message("a3", key="a")])
-    assert leased(group, fail_on_data_loss=False)[-1] == "a3"
+    assert take(group, fail_on_data_loss=False)[-1] == "a3"
 
 
 def test_a_trim_keeps_the_lanes_of_what_is_left(queue: Queue, clock: ManualClock) -> None:
@@ -104,7 +65,7 @@ def test_a_trim_keeps_the_lanes_of_what_is_left(queue: Queue, clock: ManualClock
     lease.ack()
     clock.advance("2h")
     assert trim(queue) >= 1
-    found = done + all_leased(again(queue).group())
+    found = done + take_all(again(queue).group())
     for key in "ab":
         assert [text for text in found if text[0] == key] == [f"{key}{n}" for n in range(6)]
 
@@ -118,9 +79,9 @@ def test_a_copy_of_a_queue_keeps_lanes_and_order(tmp_path: Path, clock: ManualCl
     shutil.copytree(tmp_path / "q", tmp_path / "copy")
     copy = Queue.open(tmp_path / "copy", clock=clock)
     other = next(key for key in "ab" if key not in {m.key for m in held.messages})
-    assert all_leased(copy.group()) == [f"{other}{n}" for n in range(4)]
+    assert take_all(copy.group()) == [f"{other}{n}" for n in range(4)]
     clock.advance("1h")
-    assert len(all_leased(copy.group())) == 4, "the lease of the original has expired in the copy"
+    assert len(take_all(copy.group())) == 4, "the lease of the original has expired in the copy"
 
 
 def test_a_table_of_before_its_last_commits_recovers_in_order(
@@ -137,4 +98,4 @@ def test_a_table_of_before_its_last_commits_recovers_in_order(
     shutil.copytree(tmp_path / "leases", tmp_path / "q" / "leases")
     late = Queue.open(tmp_path / "q", clock=clock)
     late.recover()
-    assert all_leased(Queue.open(tmp_path / "q", clock=clock).group()) == ["a0", "a1", "a2"]
+    assert take_all(Queue.open(tmp_path / "q", clock=clock).group()) == ["a0", "a1", "a2"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.handles import side_by_side
 from support.tables import context_of, group_ledger_of
 
-from spark_mq import ConsumerGroup, Lease, Message, Queue, ReceivedMessage
+from spark_mq import ConsumerGroup, Lease, Queue, ReceivedMessage
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.testing import ManualClock
@@ -60,30 +60,6 @@ def test_a_worker_that_ends_when_nothing_is_due_waits_for_its_rate_only(
     assert has_ended(group_ledger_of(group), "empty")
 
 
-def test_a_busy_group_is_no_problem_of_health(group: ConsumerGroup) -> None:
-    take(group)
-    queue = Queue.open(context_of(group).path)
-    assert [one for one in queue.health().problems if one.check == "blocked"] == []
-
-
-@pytest.mark.parametrize(
-    "limit",
-    [{"rate_limit": "1/h"}, {"byte_rate_limit": "1/h"}, {"max_in_flight": 1},
-     {"max_in_flight_bytes": 1}, {"max_in_flight_per_key": 1}],
-    ids=str,
-)  # fmt: skip
-def test_the_overview_of_all_groups_shows_a_limit(
-    tmp_path: Path, clock: ManualClock, limit: dict[str, Any]
-) -> None:
-    queue = Queue.create(tmp_path / "queue", clock=clock, lanes=4, **limit)
-    group = queue.group("g")
-    queue.publish([Message(str(n), key="a") for n in range(9)])
-    assert take(group) == 1
-    shown = queue.describe().groups["g"].blocked_because
-    assert shown == group.blocked_because
-    assert shown.startswith(("rate_limit: 1/h", *limit))
-
-
 def test_who_waits_sleeps_until_the_limit_lets_it(group: ConsumerGroup, clock: ManualClock) -> None:
     take(group)
     slept: list[float] = []
@@ -126,11 +102,7 @@ def test_eight_workers_lease_no_more_than_the_limit(tmp_path: Path, mode: str) -
         messages = given.messages if isinstance(given, Lease) else [given]
         starts.extend(started_at(queue, message.sequence) for message in messages)
 
-    workers = [threading.Thread(target=run) for _ in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    side_by_side(run)
     starts.sort()
     assert len(starts) == 400
     assert most_in(starts, 100_000) <= 0.4 * 200

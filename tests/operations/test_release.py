@@ -50,16 +50,6 @@ def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
     assert second < third
 
 
-def test_a_release_without_a_delay_keeps_the_place_in_the_queue(queue: Queue) -> None:
-    first, second, third = queue.publish(["a", "b", "c"]).sequences
-    group = queue.group()
-    lease = group.lease("w", max_messages=2)
-    lease.release([first])
-    again = group.lease("w", max_messages=2)
-    assert [m.sequence for m in again.messages] == [first, third]
-    assert lease.ack([second]) == SettleResult(1)
-
-
 def test_a_late_release_counts_and_its_delay_still_holds(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
     group = queue.group()

@@ -20,7 +20,6 @@ from support.limits import Limits
 from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import (
-    GroupNotFound,
     Lease,
     Message,
     Queue,
@@ -394,13 +393,9 @@ def test_a_limit_takes_the_newest_in_order(make: Make, limits: Limits) -> None:
             assert "".join(seen) == found
 
 
-def test_a_wrong_handler_or_group_is_refused() -> None:
+def test_a_result_of_the_other_mode_ends_the_replay() -> None:
     queue = memory_queue()
     settle_as(queue, "ack:a")
-    with pytest.raises(GroupNotFound, match="Did you mean 'billing'"):
-        queue.replay(accept, "biling", mode="batch")
-    assert queue.groups() == ["billing"], "it creates none"
-
     with pytest.raises(InvalidHandlerResult):
         queue.replay(lambda _: {"outcome": "ack"}, "billing", mode="message")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.handles import again, lease, trim
+from support.handles import again, lease, take_all, trim
 from support.tables import ledgers_of
 
 from spark_mq import Queue
@@ -23,11 +23,6 @@ from spark_mq.testing import ManualClock, memory_queue
 Make = Callable[..., Queue]
 
 
-def settle_all(queue: Queue, group: str) -> None:
-    while (found := queue.group(group).lease("w", max_messages=100)) is not None:
-        found.ack()
-
-
 # -- who blocks
 
 
@@ -38,7 +33,7 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
     for name in ("quick", "slow", "stuck"):
         queue.group(name).ensure()
     queue.publish(["a", "b"])
-    settle_all(queue, "quick")
+    take_all(queue.group("quick"))
     report = queue.sweep()
     assert report.trim_blocked_by == (), "nothing is old enough"
     assert "blocked" not in str(report)
@@ -49,9 +44,9 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
     assert str(report).endswith("trim blocked by: slow, stuck")
     assert again(queue).stats()["trim_blocked_by"] == ["slow", "stuck"]
     assert {one.group for one in queue.blockers() if one.blocks == "trim"} == {"slow", "stuck"}
-    settle_all(queue, "slow")
+    take_all(queue.group("slow"))
     assert queue.stats()["trim_blocked_by"] == ["stuck"]
-    settle_all(queue, "stuck")
+    take_all(queue.group("stuck"))
     assert queue.sweep().trim_blocked_by == ()
     assert queue.stats()["trim_blocked_by"] == []
     assert queue.horizon() > 0
@@ -76,7 +71,7 @@ def test_the_ages_of_the_files_are_looked_at_only_if_messages_wait(
     queue.group("g").ensure()
     assert queue.stats()["trim_blocked_by"] == ["g"]
     assert len(looks) == 1
-    settle_all(queue, "g")
+    take_all(queue.group("g"))
     looks.clear()
     assert queue.stats()["trim_blocked_by"] == []
     assert not [one for one in queue.blockers() if one.blocks == "trim"]
@@ -93,7 +88,7 @@ def test_off_by_default_a_group_holds_back_the_trim_for_ever(
     assert queue.settings.group_expiry is None
     queue.group("gone").ensure()
     queue.publish("a")
-    settle_all(queue, "live")
+    take_all(queue.group("live"))
     clock.advance("300d")
     assert trim(queue) == 0
     assert queue.stats()["trim_blocked_by"] == ["gone"]
@@ -105,7 +100,7 @@ def test_a_group_without_activity_no_longer_holds_back_the_trim(
     queue = make(retention="1h", group_expiry="7d")
     gone = again(queue).group("gone").ensure()
     queue.publish(["a", "b"])
-    settle_all(queue, "live")
+    take_all(queue.group("live"))
     clock.advance("6d")
     assert queue.sweep().trim_blocked_by == ("gone",)
     clock.advance("2d")
@@ -125,7 +120,7 @@ def test_any_commit_of_a_group_is_activity(clock: ManualClock) -> None:
     # In memory, because a table takes the time of a commit from the machine.
     queue = memory_queue(clock, retention="1h", group_expiry="7d")
     queue.publish(["a", "b"])
-    settle_all(queue, "live")
+    take_all(queue.group("live"))
     idle = queue.group("idle").ensure()
     clock.advance("6d")
     idle.pause("holiday")
@@ -156,7 +151,7 @@ def test_what_no_group_has_settled_stays_even_if_all_groups_are_gone(
 ) -> None:
     queue = make(retention="1h", group_expiry="7d")
     queue.publish("a")
-    settle_all(queue, "one")
+    take_all(queue.group("one"))
     queue.publish("b")
     queue.group("two").ensure()
     clock.advance("30d")
@@ -170,8 +165,8 @@ def test_what_no_group_has_settled_stays_even_if_all_groups_are_gone(
 def test_a_group_that_has_settled_all_does_not_expire(make: Make, clock: ManualClock) -> None:
     queue = make(retention="1h", group_expiry="7d")
     queue.publish("a")
-    settle_all(queue, "idle")
-    settle_all(queue, "live")
+    take_all(queue.group("idle"))
+    take_all(queue.group("live"))
     clock.advance("30d")
     assert trim(queue) == 1
     queue.publish("b")
@@ -183,7 +178,7 @@ def test_an_expiry_can_be_set_later_and_reaches_open_groups(make: Make, clock: M
     queue = make(retention="1h")
     gone = again(queue).group("gone").ensure()
     queue.publish("a")
-    settle_all(queue, "live")
+    take_all(queue.group("live"))
     clock.advance("8d")
     assert trim(queue) == 0
     queue.configure(group_expiry="7d")

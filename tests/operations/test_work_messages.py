@@ -151,14 +151,6 @@ def test_the_thread_that_settles_does_not_wake_for_each_message(
     assert woken["spark_mq feed"] <= 40, "it looks at the first one and at those to settle"
 
 
-def test_one_thread_gets_the_messages_in_order(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(50)])
-    seen: list[int] = []
-    drain(queue, lambda message: seen.append(message.sequence))
-    assert seen == sorted(seen)
-    assert len(seen) == 50
-
-
 def test_a_slow_message_delays_neither_settles_nor_leases(queue: Queue) -> None:
     queue.publish(["slow", *(str(n) for n in range(20))])
     go_on = threading.Event()
@@ -321,18 +313,6 @@ def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
     with pytest.raises(InvalidHandlerResult):
         drain(queue, handler)
     assert counts(queue) == {"leased": 1}
-
-
-def test_a_bug_opens_the_breaker_before_a_message_is_dead(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(300)])
-
-    def typo(_: ReceivedMessage) -> None:
-        raise KeyError("ammount")
-
-    summary = drain(queue, typo, threads=4)
-    stats = queue.group().stats()
-    assert (stats.breaker, stats.dead) == ("open", 0)
-    assert summary.blocked_because.startswith("breaker open since")
 
 
 # -- coroutines
@@ -847,8 +827,10 @@ def test_after_an_outage_max_lease_duration_ends_a_handler_again(
     assert seen == [1, 2]
 
 
-def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = make()
+@pytest.mark.parametrize("mode", ["message", "batch"])
+def test_a_settle_waits_out_contention(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     queue.publish(["a", "b", "c"])
     tries: list[int] = []
 
@@ -859,7 +841,7 @@ def test_a_settle_waits_out_contention(make: Make, monkeypatch: pytest.MonkeyPat
         return run()
 
     on_commands(monkeypatch, contended)
-    summary = drain(queue, lambda _: None)
+    summary = drain(queue, lambda _: None, mode=mode)
     assert (len(tries), summary.settled) == (3, 3)
     assert counts(queue) == {"acked": 3}
 

@@ -13,7 +13,7 @@ from support.handles import again, until
 from support.tables import context_of
 
 from spark_mq import Queue, ReceivedMessage, Reject
-from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.errors import StorageError
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import SECOND
@@ -206,10 +206,3 @@ def test_a_stream_sweeps_after_a_batch_in_a_thread_of_its_own(
     timer.cancel()
     assert timer.interval == timedelta(minutes=1).total_seconds()
     assert swept == [queue.path]
-
-
-@pytest.mark.parametrize("wrong", ["0.5s", "2h", 0, "often", True])
-def test_a_wrong_interval_is_refused(queue: Queue, wrong: Any) -> None:
-    with pytest.raises(InvalidOption, match="sweep=") as caught:
-        queue.group().work(print, until="empty", sweep=wrong)
-    assert caught.value.data["option"] == "sweep"

@@ -48,16 +48,6 @@ def suspects(clock: ManualClock) -> Queue:
     return queue
 
 
-def test_workers_of_one_name_do_not_wait_for_each_other(suspects: Queue) -> None:
-    with process("1"):
-        first = taken(suspects.group())
-        assert first.messages[0].delivery_count == 3
-    with process("2"):
-        second = taken(again(suspects).group())
-        assert second.messages[0].delivery_count == 3, "the other suspect"
-    assert first.worker_id == second.worker_id == "w"
-
-
 def test_all_workers_of_a_process_wait_and_the_group_says_why(suspects: Queue) -> None:
     group = suspects.group()
     last = taken(group)
@@ -78,19 +68,6 @@ def test_a_process_that_holds_leases_is_told_why_it_must_wait(suspects: Queue) -
     assert group.lease("w", sequences=[sequence]) is not None
     assert group.lease("w") is None
     assert group.blocked_because == BUSY
-
-
-def test_a_restarted_worker_does_not_answer_for_its_predecessor(clock: ManualClock) -> None:
-    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", visibility_timeout="60s")
-    queue.publish(["poison", "b"])
-    with process("before"):
-        taken(queue.group())
-    clock.advance(30)
-    with process("after"):
-        taken(queue.group())
-    clock.advance(31)
-    ledger = group_ledger_of(queue.group()).current()
-    assert [r.suspect for r in ledger if r.state == "available"] == [False], "it failed alone"
 
 
 def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
