@@ -17,6 +17,7 @@ __all__ = ["TARGETS", "Target", "rows"]
 
 Values = Mapping[str, float]
 KINDS = ("1 KB", "100 B JSON")
+DELTA = "plain Delta stream, no leases"
 FAIRNESS = "fairness, least over most operations of a worker"
 
 
@@ -126,6 +127,12 @@ def store() -> Iterator[Target]:
         yield Target("... longest wait", 2_000, "ms", of(f"{name}: longest"), most=True)
     rate = ratio(f"{apart}: operations/s", f"{eight}: operations/s")
     yield Target("... beside 8 workers on 1 group", 0.9, "x", rate)
+    drain = f"{at}, drain, 1 KB, steady state"
+    beside = ratio(f"{drain}: spark_mq", f"{drain}: {DELTA}")
+    yield Target(f"{drain}, beside {DELTA}", 1.0, "x", beside)
+    micro_batch = f"{at}, micro-batch of 10,000"
+    beyond = of(f"{micro_batch}: beyond what Spark itself takes, p50")
+    yield Target(f"{micro_batch} beyond Spark's own cost", 150, "ms", beyond, most=True)
 
 
 def logs() -> Iterator[Target]:
@@ -145,11 +152,11 @@ def logs() -> Iterator[Target]:
 def spark() -> Iterator[Target]:
     beyond = of("micro-batch of 10,000: beyond what Spark itself takes, p50")
     yield Target("micro-batch of 10,000 beyond Spark's own cost", 40, "ms", beyond, most=True)
-    delta, kafka = "plain Delta stream, no leases", "Kafka, one node, by Spark's own source"
+    kafka = "Kafka, one node, by Spark's own source"
     for kind in KINDS:
         for which, peer, goal in (
-            ("steady state", delta, 1.5),
-            ("with start-up", delta, 1.2),
+            ("steady state", DELTA, 1.5),
+            ("with start-up", DELTA, 1.2),
             ("steady state", "PostgreSQL, pgmq's way", 12.0),
             ("steady state", kafka, 1.0),
         ):

@@ -34,4 +34,5 @@ CURVES: dict[str, Callable[[], Curve]] = {
     "fragments": _of("fragments", "fragments"),
     "latency": _of("latency", "latency"),
     "s3": _of("s3", "s3"),
+    "s3-stream": _of("s3_stream", "s3_stream"),
 }

@@ -75,7 +75,7 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
                 broker = servers.enter_context(kafka.server())
             except Missing as why:
                 steady[KAFKA] = total[KAFKA] = why
-            stores = Stores(spark, Path(place) / "stores", kind, sizes.drain_batch, broker)
+            stores = Stores(spark, Path(place) / "stores", kind, sizes.drain_batch, kafka=broker)
             stores.fill(sizes.drain)
             streams: dict[str, Callable[[], Drained]] = {
                 OURS: stores.from_queue,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from peers.values import values
 GOALS = {1_000: {POSTGRES: "0.6x", PGMQ: "1.5x"}, 100: {PGMQ: "1x"}}
 """By the size of a lease."""
 WARM_UP = 2
+BLOCK = 10
+"""Measured turns of a side before the next side has its own."""
 
 
 def what(kind: str, batch: int) -> str:
@@ -42,10 +45,20 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
 
 
 def one(folder: Path, rounds: int, sizes: Sizes, kind: str, batch: int) -> Iterator[Result]:
-    """One kind of messages, and one size of leases."""
+    """One kind of messages, and one size of leases.
+
+    A side works for a block of turns, as a worker does, and then the next side. The order of the
+    sides changes with each block, and what a side has left unsynced is written out before the next
+    one begins. Otherwise the side behind a store that syncs nothing would pay for its writes.
+    """
     peers: dict[str, Peer] = {}
     sides: dict[str, list[float] | Missing] = {name: [] for name in PYTHON}
-    messages = values(kind, max(sizes.python, (rounds + WARM_UP) * batch))
+    blocks = max(1, rounds // BLOCK)
+    turns = WARM_UP + rounds // blocks
+    messages = values(kind, max(sizes.python, blocks * turns * batch))
+    expected = [
+        read_all(messages[turn * batch : (turn + 1) * batch]) for turn in range(blocks * turns)
+    ]
     with contextlib.ExitStack() as stack:
         for name, opener in PYTHON.items():
             try:
@@ -54,16 +67,19 @@ def one(folder: Path, rounds: int, sizes: Sizes, kind: str, batch: int) -> Itera
                 peers[name].fill(messages)
             except Missing as why:
                 sides[name] = why
-        for number in range(rounds + WARM_UP):
-            expected = read_all(messages[number * batch : (number + 1) * batch])
-            for name, peer in peers.items():
-                start = time.perf_counter()
-                checksum = once(peer, batch)
-                seconds = time.perf_counter() - start
-                assert checksum == expected, f"{name} gave other messages than it took"
-                side = sides[name]
-                if number >= WARM_UP and not isinstance(side, Missing):
-                    side.append(batch / seconds)
+        for block in range(blocks):
+            for name in list(peers)[:: -1 if block % 2 else 1]:
+                os.sync()
+                for turn in range(turns):
+                    start = time.perf_counter()
+                    checksum = once(peers[name], batch)
+                    seconds = time.perf_counter() - start
+                    assert checksum == expected[block * turns + turn], (
+                        f"{name} gave other messages than it took"
+                    )
+                    side = sides[name]
+                    if turn >= WARM_UP and not isinstance(side, Missing):
+                        side.append(batch / seconds)
     survives = {name: peer.survives for name, peer in peers.items()}
     yield from table(what(kind, batch), sides, "/s", survives, GOALS.get(batch, {}))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,20 @@ class Stores:
     """The same messages in a queue, in a Delta table, and in a topic of `kafka` (an address) if
     there is one.
 
-    They come by appends of `batch` messages, each two files in the queue and the table.
+    They come by appends of `batch` messages, each two files in the queue and the table. The queue
+    and the table are in `root`, which is a folder of the disk unless there are storage options.
     """
 
     def __init__(
-        self, spark: Any, folder: Path, kind: str, batch: int, kafka: str | None = None
+        self,
+        spark: Any,
+        folder: Path,
+        kind: str,
+        batch: int,
+        *,
+        kafka: str | None = None,
+        root: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
         self.spark, self.folder, self.batch, self.kafka = spark, folder, batch, kafka
         source = folder / "source"
@@ -73,15 +82,20 @@ class Stores:
                 row_group_size=half // 4,
             )
         self.frame = spark.read.parquet(str(source)).coalesce(2)
-        self.queue = Queue.create(folder / "queue", visibility_timeout="10m")
-        self.delta = str(folder / "delta")
+        root, options = root or str(folder), dict(storage_options or {})
+        self.queue = Queue.create(
+            f"{root}/queue", visibility_timeout="10m", storage_options=options
+        )
+        self.options = {f"storageOptions.{name}": value for name, value in options.items()}
+        self.delta = f"{root}/delta"
         self.count = 0
         self.drains = 0
 
     def publish(self) -> float:
         """Seconds to publish the batch through Spark."""
         start = time.perf_counter()
-        self.frame.write.format("spark_mq").mode("append").save(self.queue.path)
+        writer = self.frame.write.format("spark_mq").options(**self.options)
+        writer.mode("append").save(self.queue.path)
         return time.perf_counter() - start
 
     def append(self) -> float:
@@ -111,6 +125,7 @@ class Stores:
             self.spark.readStream.format("spark_mq")
             .option("consumerGroup", group.name)
             .option("maxMessagesPerTrigger", self.batch)
+            .options(**self.options)
         )
         stream = (stream.schema(NARROW) if narrow else stream).load(self.queue.path)
         drained = Drained()

@@ -36,7 +36,7 @@ GROUP_TAG: Final = "spark_mq.group"  # the only group that gets the messages
 
 # Row groups are small, because a lease decodes each row group that it touches.
 ROW_GROUP_ROWS: Final = 5_000
-ROW_GROUP_BYTES: Final = 6 * 2**20  # of values, and one value more
+ROW_GROUP_BYTES: Final = 2 * 2**20  # of values, and one value more
 # Large values count more often, because a reader knows only the mean size in a row group.
 _LARGE_BYTES: Final = 64 * 2**10
 _LARGE_WEIGHT: Final = 3

@@ -16,7 +16,7 @@ from support.blocks import ROOT
 
 MEMORY = Path("/dev/shm")
 """A disk in memory, because each other one has its own time for a sync."""
-ROUNDS = 100
+BLOCKS = 10
 USUAL = {"lease synced": 4.8, "ack synced": 7.6}
 """How many times as fast as delta-rs. Ten runs, most of them on a busy machine, saw 4.3 to 4.9 and
 7.0 to 8.1. Runs with a commit that took 1.3 ms longer saw 2.1 to 2.7 and 2.7 to 3.2.
@@ -30,7 +30,7 @@ def test_a_lease_and_an_ack_are_not_half_as_fast_beside_delta_rs(
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        times = importlib.import_module("commit_path").rounds(Path(folder), ROUNDS)
+        times = importlib.import_module("commit_path").rounds(Path(folder), BLOCKS)
     other = min(times["delta-rs, CPU"])
     ratios = {name: other / min(times[name]) for name in USUAL}
     slow = [name for name, usual in USUAL.items() if ratios[name] < usual / 2]
