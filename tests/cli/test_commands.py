@@ -984,6 +984,7 @@ def test_top_shows_the_lane_that_holds_back_most(run: Run, tmp_path: Path) -> No
     [
         ("peek --state dead", 2, "--group"),
         ("peek -g none", 3, "audit, billing"),
+        ("top orders", 2, "give the queue by -q/--queue"),
         ("trace", 2, "--message-id"),
         ("trace 1:2 --message-id x", 2, "--message-id"),
         ("trace 12", 2, "12"),

@@ -157,7 +157,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _failed(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, TyperException):
-        text = _wrong_value(error, arguments) or _with_suggestion(error.format_message())
+        text = _wrong_value(error, arguments) or _with_suggestion(error)
         if text.startswith("Usage:"):  # a command without a subcommand
             print(text, file=sys.stderr)
         else:
@@ -170,8 +170,12 @@ def _failed(error: Exception, arguments: Sequence[str]) -> int:
     return exit_code_of(error)
 
 
-def _with_suggestion(text: str) -> str:
-    """Return an error, which names the commands that an unknown one may have meant."""
+def _with_suggestion(error: TyperException) -> str:
+    """Return the text of an error, with what the caller may have meant."""
+    text, context = error.format_message(), getattr(error, "ctx", None)
+    if text.startswith("Got unexpected extra") and context is not None:
+        options = {name for parameter in context.command.params for name in parameter.opts}
+        return f"{text}: give the queue by -q/--queue" if "-q" in options else text
     unknown = re.fullmatch(r"(No such command '([\w-]+)'\.)( Did you mean .*)?", text)
     if unknown is None:
         return text
