@@ -16,25 +16,6 @@ import pyarrow.compute as pc
 
 from spark_mq.util.loading import integration
 
-__all__ = [
-    "MAX_LINKS",
-    "PROCESS",
-    "RECEIVE",
-    "SEND",
-    "SETTLE",
-    "Destination",
-    "SendReport",
-    "Signal",
-    "Watch",
-    "WorkReport",
-    "add_headers",
-    "current_reporter",
-    "error_type",
-    "report_gauges",
-    "trace_headers",
-    "watched",
-]
-
 SYSTEM: Final = "spark_mq"
 
 SEND: Final = "send"

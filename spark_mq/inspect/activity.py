@@ -24,18 +24,6 @@ from spark_mq.util.validation import (
     validate_duration,
 )
 
-__all__ = [
-    "ENDS",
-    "THROUGHPUT_SCHEMA",
-    "ChangeRecord",
-    "MessageRecord",
-    "list_changes",
-    "notable_messages",
-    "throughput",
-    "throughput_known_since",
-    "with_rates",
-]
-
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _EVENT_COLUMNS: Final = ("committed_at", "consumer_group", "event", "outcome", "message_count")
 ENDS: Final = ("acked", "dead_lettered", "dropped", "expired")

@@ -26,8 +26,6 @@ from spark_mq.storage.ledger_files import LedgerCommit
 from spark_mq.util.clock import SECOND, to_datetime
 from spark_mq.util.records import Record
 
-__all__ = ["BOUNDS", "DurationReader", "GroupDurations", "Histogram"]
-
 BOUNDS: Final = (0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0)
 """The upper bounds of the buckets in seconds. The last bucket has none."""
 

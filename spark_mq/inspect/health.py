@@ -21,8 +21,6 @@ from spark_mq.util.records import Record
 from spark_mq.util.show import show_age, show_count, show_number
 from spark_mq.util.validation import validate_count, validate_duration
 
-__all__ = ["Blocker", "Health", "HealthLimits", "Problem", "check_health", "find_blockers"]
-
 MAX_RANGES: Final = 100  # blocked ranges of a group that are listed
 
 

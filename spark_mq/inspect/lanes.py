@@ -26,17 +26,6 @@ from spark_mq.util.records import Record
 from spark_mq.util.show import show_count, show_time
 from spark_mq.util.validation import invalid, validate_choice, validate_count
 
-__all__ = [
-    "HotKey",
-    "LaneInfo",
-    "LaneSummary",
-    "PriorityInfo",
-    "find_hot_keys",
-    "list_lanes",
-    "list_priorities",
-    "summarize_lanes",
-]
-
 MAX_KEYS: Final = 10_000  # messages whose keys are read
 _MAX_PIECES: Final = 1_000
 _MAX_WALKED: Final = 100_000

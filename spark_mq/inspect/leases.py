@@ -25,18 +25,6 @@ from spark_mq.util.clock import MICROSECOND, optional_datetime, to_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr, validate_count
 
-__all__ = [
-    "LastError",
-    "LeaseInfo",
-    "MessagePosition",
-    "WorkerInfo",
-    "last_errors",
-    "list_leases",
-    "list_workers",
-    "locate",
-    "named_sequences",
-]
-
 MAX_POSITIONS: Final = 10  # intervals of a lease that are listed
 
 

@@ -31,8 +31,6 @@ from spark_mq.util.error_shape import error_shapes
 from spark_mq.util.records import Converts, Record, rows_html
 from spark_mq.util.show import show_number
 
-__all__ = ["Failure", "Failures", "RemainingLetters"]
-
 _ROWS: Final = 10_000
 """Most letters with headers in memory, and most letters that a list reads."""
 _CAUSE: Final = ["consumer_group", "reason", "shape"]

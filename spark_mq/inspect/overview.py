@@ -25,21 +25,6 @@ from spark_mq.util.clock import to_datetime
 from spark_mq.util.records import Record, object_html, rows_html
 from spark_mq.util.show import show_age, show_count, show_number, show_size, show_time
 
-__all__ = [
-    "NOTEBOOK_ERRORS",
-    "QueueOverview",
-    "QueueStats",
-    "SweepState",
-    "count_dead_letters",
-    "describe",
-    "failed_html",
-    "group_html",
-    "groups_html",
-    "overview_facts",
-    "overview_html",
-    "sweep_state",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SweepState(Record):

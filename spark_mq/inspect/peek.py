@@ -23,8 +23,6 @@ from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_text
 
-__all__ = ["PeekedMessage", "find_sequences", "peek_group", "peek_queue", "shown_range"]
-
 _COLUMNS: Final = (
     "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at", "priority",
 )  # fmt: skip

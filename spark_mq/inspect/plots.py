@@ -36,8 +36,6 @@ from spark_mq.util.validation import validate_count, validate_duration
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["QueuePlots"]
-
 _Ages = dict[datetime, list[tuple[float, int]]]  # seconds and messages, by interval
 
 _COLUMNS: Final = ("committed_at", "consumer_group", "outcome", "first", "last")

@@ -21,8 +21,6 @@ from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.sql import TEXT_AND_BYTES, connect, interrupted_by, problem_of
 from spark_mq.util.validation import invalid
 
-__all__ = ["VIEWS", "query"]
-
 VIEWS: Final = ("messages", "ranges", "letters", "history")
 _ROWS: Final = 50_000  # messages in memory at a time
 _STATE: Final = pa.schema(

@@ -31,8 +31,6 @@ from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.columns import to_arrow
 from spark_mq.util.user import identify_worker
 
-__all__ = ["StatsReader"]
-
 _COLUMNS: Final = (*SUMMED_COLUMNS, "detail")
 _BATCH_ROWS: Final = 100_000  # ledger rows that one step holds in memory
 _MAX_INT32: Final = 2**31 - 1

@@ -73,8 +73,6 @@ from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import ArrowRows, Record, Records
 from spark_mq.util.validation import validate_count, validate_position
 
-__all__ = ["GroupViews", "QueueViews", "SeekPreview", "find_queues"]
-
 
 def find_queues(
     root: str, storage_options: Mapping[str, str] | None = None, *, max_depth: int = 3

@@ -33,8 +33,6 @@ from spark_mq.util.failures import describe_error, safe_text, traceable
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["Reporter", "current_reporter"]
-
 SENT_MESSAGES: Final = "messaging.client.sent.messages"
 CONSUMED_MESSAGES: Final = "messaging.client.consumed.messages"
 OPERATION_DURATION: Final = "messaging.client.operation.duration"

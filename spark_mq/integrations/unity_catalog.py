@@ -25,15 +25,6 @@ from spark_mq.delta.storage_options import (
 from spark_mq.delta.store_errors import one_line
 from spark_mq.errors import InvalidOption, StorageError
 
-__all__ = [
-    "CatalogServer",
-    "Location",
-    "VendedCredentials",
-    "catalog_server",
-    "locate",
-    "parse_name",
-]
-
 _API: Final = "/api/2.1/unity-catalog"
 _NAME: Final = re.compile(r"uc://([^/.\s]+\.[^/.\s]+\.[^/.\s]+)(/.*)?", re.IGNORECASE)
 _LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1"))

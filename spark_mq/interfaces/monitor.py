@@ -19,8 +19,6 @@ from spark_mq.inspect import QueueOverview
 from spark_mq.queue import Queue
 from spark_mq.util.validation import validate_duration
 
-__all__ = ["HOUR", "RANGES", "Past", "QueueMonitor"]
-
 _log = logging.getLogger(__name__)
 
 FRESH_SECONDS: Final = 1.0  # age of an overview that need not be read again

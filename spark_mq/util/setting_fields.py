@@ -30,30 +30,6 @@ from spark_mq.util.validation import (
     validate_text,
 )
 
-__all__ = [
-    "Choice",
-    "Count",
-    "Duration",
-    "Flag",
-    "Fraction",
-    "Growth",
-    "Kind",
-    "Path",
-    "Rate",
-    "Rates",
-    "Setting",
-    "Settings",
-    "Size",
-    "Text",
-    "Texts",
-    "Weights",
-    "documented",
-    "parse_number",
-    "parse_settings",
-    "setting",
-    "settings_of",
-]
-
 _T = TypeVar("_T")
 
 

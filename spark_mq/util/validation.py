@@ -21,33 +21,6 @@ from spark_mq.errors import InvalidOption, shorten
 from spark_mq.util.clock import SECOND, to_micros
 from spark_mq.util.failures import safe_repr, safe_text
 
-__all__ = [
-    "RESERVED_PREFIX",
-    "SHORTEST",
-    "invalid",
-    "is_name",
-    "parse_instant",
-    "parse_until",
-    "plain_number",
-    "plain_values",
-    "short_repr",
-    "suggest",
-    "truncate_error",
-    "validate_callable",
-    "validate_choice",
-    "validate_count",
-    "validate_duration",
-    "validate_error",
-    "validate_fraction",
-    "validate_group",
-    "validate_lease_id",
-    "validate_name",
-    "validate_position",
-    "validate_rate",
-    "validate_size",
-    "validate_text",
-]
-
 # The shortest durations, by option. With leases of "1ms" all messages would die of expiries before
 # a handler sees them, and with such a retention they would be lost.
 SHORTEST: Final = {

@@ -11,8 +11,6 @@ from spark_mq.errors import InvalidPayload
 from spark_mq.payload_format import SHOWN_ERRORS, load_library, unencodable
 from spark_mq.util.validation import invalid
 
-__all__ = ["Avro"]
-
 
 class Avro:
     """Avro's binary encoding without a file header. Needs the extra ``spark-mq[avro]``.

@@ -15,8 +15,6 @@ from spark_mq.integrations.formats.pydantic_model import Pydantic
 from spark_mq.payload_format import Json, unusable
 from spark_mq.util.validation import invalid, plain_number, short_repr, validate_count
 
-__all__ = ["Confluent", "from_option"]
-
 _MAGIC: Final = b"\0"
 _HEADER_BYTES: Final = 5
 _MAX_SCHEMA_ID: Final = 2**31 - 1

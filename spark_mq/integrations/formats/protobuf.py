@@ -10,8 +10,6 @@ from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.payload_format import load_library, unencodable
 from spark_mq.util.validation import invalid
 
-__all__ = ["Protobuf"]
-
 
 class Protobuf:
     """A Protobuf message. Needs the extra ``spark-mq[protobuf]``.

@@ -8,8 +8,6 @@ from spark_mq.errors import InvalidPayload
 from spark_mq.payload_format import SHOWN_ERRORS, load_library, unencodable, unusable
 from spark_mq.util.validation import short_repr
 
-__all__ = ["Pydantic"]
-
 
 class Pydantic:
     """JSON that a Pydantic model validates. Needs the extra ``spark-mq[pydantic]``.

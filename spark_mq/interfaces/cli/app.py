@@ -28,8 +28,6 @@ from spark_mq.util.failures import safe_text, traceable
 from spark_mq.util.show import printable
 from spark_mq.util.validation import short_repr
 
-__all__ = ["app", "run"]
-
 # Each module enters its commands in the table, in the order of the help.
 _MODULES: Final = (
     "publish",

@@ -36,26 +36,6 @@ from spark_mq.util.show import printable
 from spark_mq.util.signals import calling_on_signal
 from spark_mq.util.validation import short_repr
 
-__all__ = [
-    "COMMANDS",
-    "GROUP",
-    "GROUP_ARGUMENT",
-    "NOTHING",
-    "QUEUE",
-    "QUEUE_ARGUMENT",
-    "Command",
-    "Invocation",
-    "argument",
-    "command",
-    "complete_queues",
-    "option",
-    "parse_pairs",
-    "parse_sequence",
-    "settings",
-    "stopping",
-]
-
-
 _ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
 _MOST_COMPLETED: Final = 1_000  # entries of a folder that are looked at
 

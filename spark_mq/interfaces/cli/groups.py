@@ -28,8 +28,6 @@ from spark_mq.util.sequences import number_in
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import parse_instant, parse_until
 
-__all__: list[str] = []
-
 _ERRORS: Final = 3  # the last errors in the description of a group
 _ERROR_COLUMNS: Final = columns("error state messages at", error="LAST ERROR")
 _LEASE_COLUMNS: Final = columns(

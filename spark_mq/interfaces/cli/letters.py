@@ -43,8 +43,6 @@ from spark_mq.queue import Queue
 from spark_mq.util.loading import load_handler, load_named
 from spark_mq.util.show import show_change, show_count, show_number, show_some
 
-__all__: list[str] = []
-
 _FAILURE_COLUMNS: Final = columns(
     "messages group reason shape first_at last_at keys samples", messages="LETTERS", shape="FAILURE"
 )

@@ -22,8 +22,6 @@ from spark_mq.util.clock import SECOND
 from spark_mq.util.show import show_age, show_name, show_time, show_value
 from spark_mq.util.validation import validate_duration
 
-__all__: list[str] = []
-
 _QUEUE_COLUMNS: Final = columns("sequence message_id key published_at value")
 _PEEK_COLUMNS: Final = columns(
     "sequence message_id key published_at state delivery_count failure_count worker_id error value"

@@ -42,26 +42,6 @@ from spark_mq.util.show import (
     show_short,
 )
 
-__all__ = [
-    "FAILED",
-    "INTERRUPTED",
-    "NOT_FOUND",
-    "OK",
-    "USAGE",
-    "Column",
-    "CommandFormatter",
-    "Pages",
-    "Part",
-    "Rows",
-    "columns",
-    "complain",
-    "exit_code_of",
-    "make_table",
-    "note",
-    "show",
-    "track",
-]
-
 OK: Final = 0
 FAILED: Final = 1  # the command failed, or `check` found a problem
 USAGE: Final = 2  # an argument is wrong

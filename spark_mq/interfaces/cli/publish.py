@@ -24,8 +24,6 @@ from spark_mq.queue import Queue
 from spark_mq.util.clock import system_clock, to_micros
 from spark_mq.util.show import show_count
 
-__all__ = ["publish"]
-
 _Chunk = tuple[list[Any], int]  # the messages of a commit, and the number of lines read so far
 
 _JSON = Json()

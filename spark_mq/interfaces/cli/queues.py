@@ -29,8 +29,6 @@ from spark_mq.operations.batches import BatchInfo
 from spark_mq.queue import Queue
 from spark_mq.util.show import show_cell, show_count, show_duration
 
-__all__ = ["group_columns", "group_rows", "shown_settings"]
-
 _LIST_COLUMNS: Final = columns("queue published groups dead_letters")
 _BATCH_COLUMNS: Final = columns(
     "name state messages settled groups closed_at completed_at to", name="BATCH"

@@ -14,8 +14,6 @@ from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import parse_instant
 
-__all__: list[str] = []
-
 _COLUMNS: Final = columns(
     "name rule catch_up next_at last_at paused_at pause_reason",
     name="SCHEDULE", pause_reason="REASON",

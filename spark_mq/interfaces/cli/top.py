@@ -49,8 +49,6 @@ from spark_mq.util.show import (
 from spark_mq.util.signals import taking_signals
 from spark_mq.util.validation import validate_duration
 
-__all__ = ["FolderView", "QueueView", "View"]
-
 _QUEUES: Final = columns(
     "name ready delayed leased dead dead_letters acked_per_second lately published_per_second "
     "oldest_unsettled_age groups problem",

@@ -23,8 +23,6 @@ from spark_mq.ledger.stats import GroupStats
 from spark_mq.queue import Queue
 from spark_mq.util.validation import invalid, validate_duration
 
-__all__: list[str] = []
-
 _WEB_PACKAGES: Final = ("anyio", "starlette", "uvicorn")
 
 _THROUGHPUT_COLUMNS: Final = columns(" ".join(THROUGHPUT_SCHEMA.names))

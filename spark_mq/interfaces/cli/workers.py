@@ -37,8 +37,6 @@ from spark_mq.util.validation import validate_duration
 from spark_mq.worker.replay_report import ReplayReport
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["tracking_settled", "worker_cells", "worker_rows"]
-
 _CONCURRENCY: Final = option(
     "Calls of an async function at a time, not with --mode batch. Default: 100.", min=1
 )

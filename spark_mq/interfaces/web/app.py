@@ -56,8 +56,6 @@ from spark_mq.interfaces.web.queue_pages import (
 from spark_mq.interfaces.web.security import Access, Guard
 from spark_mq.interfaces.web.view import Forbidden, View, render
 
-__all__ = ["create_app"]
-
 _log = logging.getLogger(__name__)
 
 THREADS: Final = 8  # pages that are made at the same time. It bounds memory

@@ -27,8 +27,6 @@ from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import parse_until, validate_choice, validate_position
 
-__all__ = ["change", "confirmation"]
-
 _log = logging.getLogger(__name__)
 _SETTINGS: Final = settings_of(GroupSettings)
 # The pages that offer a change of no group.

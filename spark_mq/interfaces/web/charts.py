@@ -16,15 +16,6 @@ from spark_mq.interfaces.monitor import Past
 from spark_mq.ledger.stats import GroupStats, state_figures
 from spark_mq.util.show import show_number
 
-__all__ = [
-    "Chart",
-    "StateBar",
-    "group_charts",
-    "queue_charts",
-    "settled_chart",
-    "state_bar",
-]
-
 HEIGHT: Final = 40  # of a chart whose width is its number of intervals
 TICKS: Final = 4
 MOST_GROUPS: Final = 5  # that have a colour of their own

@@ -16,22 +16,6 @@ from spark_mq.operations.life import TraceEvent
 from spark_mq.util.sequences import show_sequence
 from spark_mq.util.validation import invalid
 
-__all__ = [
-    "MESSAGE_CHANGES",
-    "Trial",
-    "change_message",
-    "changes_for",
-    "letters_form",
-    "letters_page",
-    "limit_of",
-    "message_page",
-    "messages_form",
-    "messages_page",
-    "sequence_of",
-    "standing_of",
-    "trial",
-]
-
 _Fields: TypeAlias = Mapping[str, str | int | None]  # parameters that choose letters
 ROWS: Final = 50
 MAX_EVENTS: Final = 500

@@ -14,8 +14,6 @@ from spark_mq.inspect.health import check_health
 from spark_mq.interfaces.web.view import View, href
 from spark_mq.util.show import show_count, show_number
 
-__all__ = ["PageProblem", "first_problems", "health_of", "lead_with", "problems_of", "unreadable"]
-
 _DEAD_LETTERS: Final = "dead_letters"  # a check of the page only, because old letters may stay
 _ISOLATING: Final = "isolating"  # a check of the page only, because it ends without the owner
 

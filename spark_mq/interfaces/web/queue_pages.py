@@ -31,17 +31,6 @@ from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.show import show_age
 from spark_mq.util.validation import validate_choice
 
-__all__ = [
-    "batches_page",
-    "changes_page",
-    "figures",
-    "group_page",
-    "home",
-    "queue_page",
-    "schedules_page",
-    "sweeps_page",
-]
-
 LEADING_EACH: Final = 3  # problems of each queue on the first page
 LEADING: Final = 10  # problems that the page of a queue leads with
 MAX_CHARTS: Final = 50  # queues of the first page that have a chart

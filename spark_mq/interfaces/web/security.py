@@ -28,8 +28,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spark_mq.errors import InvalidOption
 from spark_mq.util.recent import RecentDict
 
-__all__ = ["Access", "Guard", "is_local", "parse_proxies"]
-
 MIN_SECRET: Final = 12  # characters of a password or a token
 COOKIE: Final = "spark_mq_session"
 _OPEN_PATHS: Final = frozenset({"/healthz"})  # need no password, and name no queue or group

@@ -23,8 +23,6 @@ from spark_mq.interfaces.web.app import create_app
 from spark_mq.interfaces.web.security import Access, is_local
 from spark_mq.util.signals import calling_on_signal
 
-__all__ = ["serve"]
-
 _log = logging.getLogger(__name__)
 
 # Seconds for a client to take an answer and to send the head of the next request.

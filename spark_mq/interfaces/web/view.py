@@ -41,8 +41,6 @@ from spark_mq.util.show import (
 )
 from spark_mq.util.validation import invalid, parse_instant
 
-__all__ = ["LETTER_FIELDS", "TABS", "Forbidden", "View", "href", "render"]
-
 # The pages of a queue, each with the first part of its path and its name.
 TABS: Final = (
     ("queue", "Queue"),
