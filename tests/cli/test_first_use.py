@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.commands import Run
@@ -27,17 +26,6 @@ def queue(tmp_path: Path) -> Queue:
     queue.publish([Message(f'{{"id": {n}}}', key=f"customer-{n}", message_id=f"id-{n}")
                    for n in range(4)])  # fmt: skip
     return queue
-
-
-def test_the_last_errors_of_a_group_are_described(run: Run, queue: Queue) -> None:
-    group = queue.group("billing")
-    group.lease("w", max_messages=4).nack(error="no luck", delay="1h")
-    here = ("group", "describe", "billing", "-q", queue.path)
-    (error,) = run(*here, "-o", "json").row["errors"]
-    assert (error["error"], error["messages"]) == ("no luck", 4)
-    lines = run(*here).out.splitlines()
-    (place,) = [n for n, line in enumerate(lines) if line.startswith("LAST ERROR")]
-    assert lines[place + 1].split()[:3] == ["no", "luck", "available"]
 
 
 @pytest.mark.parametrize("error", ["no luck", "KeyError: 'x'", LONG, "a b c d e f g " * 9])
@@ -62,18 +50,6 @@ def test_a_narrow_terminal_shows_the_whole_failure_of_letters(
     assert max(map(len, shown.splitlines())) <= width
     assert Counter(shape.replace(" ", "")) <= Counter(shown), "no character is cut off"
     assert "…" not in shown.replace(shape, "")
-
-
-def test_a_dry_run_is_no_error(run: Run, queue: Queue) -> None:
-    lease(queue, 4, "billing").reject(error="bad")
-    assert "error" not in run("dlq", "failures", "-q", queue.path).err
-    queue.sweep()
-    here = ("dlq", "redrive", "-q", queue.path, "--transform")
-    done = run(*here, "value", "--dry-run")
-    assert (
-        done.err
-        == "spark-mq: 4 would be redriven (4 to group billing). The transform fails for 0\n"
-    )
 
 
 def test_a_dry_run_shows_the_first_change_of_a_long_value(run: Run, tmp_path: Path) -> None:
@@ -142,29 +118,6 @@ def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:
         assert f"give a number or VERSION:ROW, or --message-id {wrong}" in refused
 
 
-@pytest.mark.parametrize(
-    ("settings", "step", "command"),
-    [
-        ({}, lambda group: group.pause("x"), "resume {}"),
-        (
-            {"on_max_deliveries": "block", "max_delivery_attempts": 1},
-            lambda group: group.lease("w").nack(),
-            "resolve {}",
-        ),
-        ({"max_tracked_ranges": 1}, lambda group: group.lease("w"), "describe {}"),
-    ],
-    ids=["pause", "block", "ledger"],
-)
-def test_a_check_names_the_command_that_helps_a_stopped_group(
-    run: Run, tmp_path: Path, settings: dict[str, Any], step: Any, command: str
-) -> None:
-    queue = Queue.create(tmp_path / "stopped", durable=False, **settings)
-    queue.publish(["a", "b", "c"])
-    step(queue.group("g").ensure())
-    done = run("check", "-q", queue.path, expect=1).out
-    assert f"spark-mq group {command.format('g')} -q {queue.path}" in done
-
-
 def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path: Path) -> None:
     Queue.create(tmp_path / "idle", durable=False)
     here = ("check", "-q", tmp_path)
@@ -188,28 +141,3 @@ def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path:
     shutil.rmtree(tmp_path / "idle")
     shutil.rmtree(tmp_path / "orders")
     assert "there is no queue" in run(*here, expect=3).err
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        ("stats", "Use `spark-mq queue describe QUEUE groups` or `spark-mq group describe`"),
-        ("health", "Use `spark-mq check`"),
-        ("redrive", "Use `spark-mq dlq redrive`"),
-        ("group stats", "Use `spark-mq queue describe QUEUE groups` or `spark-mq group describe`"),
-        ("lanes", "Use `spark-mq group describe GROUP lanes`"),
-        ("group list", "`spark-mq queue describe QUEUE groups`"),
-        ("pek", "Did you mean 'peek'?"),
-    ],
-)
-def test_an_unknown_command_names_the_one_that_is_meant(run: Run, words: str, meant: str) -> None:
-    assert meant in run(*words.split(), expect=2).err
-
-
-def test_a_wrong_condition_of_a_filter_is_named(run: Run, queue: Queue) -> None:
-    queue.group("billing").ensure()
-    here = ("group", "configure", "billing", "-q", queue.path, "--set")
-    for text in ("filter=keyprefix=eu-", "filter=header.region=eu, keyprefix=eu-"):
-        refused = run(*here, text, expect=2).err
-        assert "has no condition 'keyprefix': use conditions such as" in refused
-    assert "is not a filter" in run(*here, "filter=key_prefix", expect=2).err

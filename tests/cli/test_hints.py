@@ -27,56 +27,6 @@ def queue(tmp_path: Path) -> Queue:
     return queue
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "named"),
-    [
-        (
-            "queue describe {q}-not",
-            3,
-            "Create it with Queue.create or `spark-mq queue create {q}-not`",
-        ),
-        ("queue create {q}", 1, "Use Queue.open, or exist_ok=True (--exist-ok)"),
-        ("queue create {q} --exist-ok --lanes 4", 1, "(--exist-ok) without these settings"),
-        (
-            "group describe none -q {q}",
-            3,
-            "group.ensure() or `spark-mq group configure none -q {q} --create` creates a group",
-        ),
-        (
-            "queue configure {q} --set retry_delay=3s",
-            2,
-            "Use group.configure or `spark-mq group configure GROUP -q PATH`",
-        ),
-        (
-            "group configure billing -q {q} --set retention=3d",
-            2,
-            "use queue.configure or `spark-mq queue configure PATH`",
-        ),
-        ("group configure billing -q {q} --set order=key", 2, "a queue with lanes=64 (--lanes 64)"),
-        ("group describe billing lanes -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
-        ("group describe billing --lane 9 -q {q}", 2, "`spark-mq queue create PATH --lanes 64`"),
-        ("peek -g biling -q {q}", 3, "`spark-mq group configure biling -q {q} --create`"),
-        (
-            "schedule pause x -q {q}",
-            3,
-            "queue.schedule(...) or `spark-mq schedule add x -q {q}` makes one",
-        ),
-        (
-            "group resolve billing --to discard -q {q} -y",
-            2,
-            "message_id (--message-id) and key (--key)",
-        ),
-        ("dlq list 1 --where x -q {q}", 2, "give a LETTER, --message-id or --where"),
-    ],
-)
-def test_an_error_names_what_helps(
-    queue: Queue, capsys: pytest.CaptureFixture[str], words: str, code: int, named: str
-) -> None:
-    queue.group("billing").ensure()
-    assert run(words.format(q=queue.path).split()) == code
-    assert named.format(q=queue.path) in capsys.readouterr().err
-
-
 def test_an_error_of_a_worker_names_its_queue_and_group(
     queue: Queue, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -96,11 +46,17 @@ def kill(group: ConsumerGroup) -> None:
     group.lease("w").reject(error="bad")
 
 
+def fill(group: ConsumerGroup) -> None:
+    group.configure(max_tracked_ranges=1)
+    group.lease("w")
+
+
 @pytest.mark.parametrize(
     ("happens", "options", "command"),
     [
         (lambda group: group.pause("x"), [], "spark-mq group resume billing -q {q}"),
         (block, [], "spark-mq group resolve billing -q {q} --blocked --to retry"),
+        (fill, [], "spark-mq group describe billing -q {q}"),
         (lambda group: None, ["--max-unswept", "1us"], "spark-mq sweep -q {q}"),
         (lambda group: None, ["--max-age", "1us"], "spark-mq group describe billing -q {q}"),
         (kill, ["--max-dead", "0"], "spark-mq dlq failures -q {q}"),
