@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -17,13 +18,14 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
+from spark_mq.errors import InvalidOption
 from spark_mq.spark.schema import DATA_COLUMNS, data_fields, format_of
+from spark_mq.spark.value_formats import FormatParser, ValueParser
 from spark_mq.util.clock import EARLIEST, LATEST
+from spark_mq.util.validation import short_repr
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from spark_mq.spark.value_formats import FormatParser
 
 __all__ = ["JsonParser", "data_parser", "is_parsed", "with_data"]
 
@@ -56,27 +58,16 @@ class _Unfit(Exception):
         return f"${''.join(reversed(self.path))}: {self.args[0]}"
 
 
-class JsonParser:
+class JsonParser(ValueParser):
     """Parses JSON values of one type into an Arrow column."""
 
     def __init__(self, kind: t.DataType) -> None:
-        self.arrow_type = to_arrow_type(kind, timezone="UTC")
         self._convert = _nonnull(_converter(kind), False, kind)
+        self.arrow_type = to_arrow_type(kind, timezone="UTC")
         numbers = Decimal if _has_decimal(kind) else None  # A float would lose digits.
         self._decode = json.JSONDecoder(parse_float=numbers, parse_constant=_no_constant).decode
 
-    def parse(self, values: Iterable[bytes | None]) -> tuple[pa.Array, pa.Array]:
-        """Return the parsed values and the errors. In each row, exactly one of both is null."""
-        parsed, errors = [], []
-        for value in values:
-            data, error = self._parse(value)
-            parsed.append(data)
-            errors.append(error)
-        return pa.array(parsed, self.arrow_type), pa.array(errors, pa.string())
-
-    def _parse(self, value: bytes | None) -> tuple[Any, str | None]:
-        if value is None:
-            return None, "the value is null"
+    def _parse(self, value: bytes) -> tuple[Any, str | None]:
         try:
             return self._convert(self._decode(value.decode())), None
         except _Unfit as error:
@@ -85,13 +76,9 @@ class JsonParser:
             return None, f"not JSON: {_reason(error)}"
 
 
-def data_parser(kind: t.DataType, value_format: str | None) -> JsonParser | FormatParser:
+def data_parser(kind: t.DataType, value_format: str | None) -> ValueParser:
     """Return the parser of a column ``data``. `value_format` is None for JSON."""
-    if value_format is None:
-        return JsonParser(kind)
-    from spark_mq.spark.value_formats import FormatParser
-
-    return FormatParser(value_format)
+    return JsonParser(kind) if value_format is None else FormatParser(value_format)
 
 
 def is_parsed(schema: t.StructType) -> bool:
@@ -160,15 +147,27 @@ def _nonnull(convert: Convert, nullable: bool, kind: t.DataType) -> Convert:
 
 
 def _converter(kind: t.DataType) -> Convert:
-    """Return a function that converts a JSON value, not null, for Arrow. It raises _Unfit."""
+    """Return a function that converts a JSON value, not null, for Arrow. Raise InvalidOption."""
     name = kind.typeName()
     if name in _MAKERS:
         make: Callable[[Any], Convert] = _MAKERS[name]
         return make(kind)
-    return _text(kind, _FROM_TEXT[name])
+    if name in _FROM_TEXT:
+        return _text(kind, _FROM_TEXT[name])
+    raise _no_type(f"the type {kind.simpleString()}")
+
+
+def _no_type(what: str) -> InvalidOption:
+    return InvalidOption(
+        f"valueSchema has {what}, which no JSON value has. Choose another one",
+        option="valueSchema",
+        value=what,
+    )
 
 
 def _struct(kind: t.StructType) -> Convert:
+    if twice := [name for name, times in Counter(kind.names).items() if times > 1]:
+        raise _no_type(f"the field {short_repr(twice[0])} twice")
     fields = [
         (f.name, _nonnull(_converter(f.dataType), f.nullable, f.dataType)) for f in kind.fields
     ]
@@ -206,6 +205,8 @@ def _array(kind: t.ArrayType) -> Convert:
 
 
 def _map(kind: t.MapType) -> Convert:
+    if not isinstance(kind.keyType, t.StringType):
+        raise _no_type(f"the type {kind.simpleString()}")
     item = _nonnull(_converter(kind.valueType), True, kind.valueType)
     text = _text(t.StringType(), lambda name: name)
 

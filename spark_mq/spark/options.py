@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from pyspark.sql.types import DataType
+from pyspark.sql.types import DataType, StructType
 
 from spark_mq.delta.object_store import absolute_path, canonical_uri
 from spark_mq.errors import InvalidOption
@@ -20,7 +20,9 @@ from spark_mq.handler import WHEN
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.create import open_context
 from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
-from spark_mq.spark.schema import parse_value_schema
+from spark_mq.spark.json_values import JsonParser
+from spark_mq.spark.schema import check_projection, read_schema, with_json_values
+from spark_mq.spark.value_formats import FormatParser
 from spark_mq.streaming.source import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
@@ -84,8 +86,9 @@ class ReadOptions:
     min_partitions: int = 1
     poll: int = SECOND // 20
     idle_poll: int = SECOND // 10
-    value_schema: DataType | None = None
-    value_format: str | None = None  # and value_schema is its type
+    value_schema: str | None = None  # of JSON values, as DDL
+    value_format: str | None = None
+    format_type: DataType | None = None  # of its values
     outcomes: bool = False  # read what the group has settled, a batch only
 
     @classmethod
@@ -113,8 +116,24 @@ class ReadOptions:
             idle_poll=idle_poll,
             value_schema=_value_schema(own),
             value_format=own.get("valueformat"),
+            format_type=_format_type(own),
             outcomes=_outcomes(own),
         )
+
+    def columns(self) -> StructType | str:
+        """Return the columns of a read, as DDL if Spark has to parse some of them."""
+        schema = read_schema(
+            self.several, self.format_type, self.value_format, outcomes=self.outcomes
+        )
+        return schema if self.value_schema is None else with_json_values(schema, self.value_schema)
+
+    def check_columns(self, schema: StructType) -> None:
+        """Raise InvalidSchema for columns that a read lacks, InvalidOption for types of JSON."""
+        data = self.format_type
+        if self.value_schema is not None and "data" in schema.names:
+            data = schema["data"].dataType
+            JsonParser(data)  # which refuses types that no JSON value has
+        check_projection(schema, read_schema(self.several, data, outcomes=self.outcomes))
 
     def open(self) -> list[GroupLedger]:
         """Return the group in the queue at each path. Raise NotAQueue."""
@@ -146,23 +165,31 @@ class WriteOptions:
         return cls(path, storage, SinkProducer.parse(own))
 
     def open(self) -> QueueContext:
-        """Open the queue. Raise NotAQueue."""
         return open_context(self.path, self.storage_options)
 
 
-def _value_schema(own: Mapping[str, str]) -> DataType | None:
-    """Return the type of the column ``data``, if values are to be parsed."""
-    if "valueformat" in own:
-        if "valueschema" in own:
-            raise InvalidOption(
-                "valueSchema is for JSON, and valueFormat has its own schema: give one of them",
-                option="valueSchema",
-                value=own["valueschema"],
-            )
-        from spark_mq.spark.value_formats import FormatParser
+def _value_schema(own: Mapping[str, str]) -> str | None:
+    text = own.get("valueschema")
+    if text is not None and not text.strip():
+        raise InvalidOption(
+            "valueSchema is empty: give columns, such as 'id INT, items ARRAY<STRING>'",
+            option="valueSchema",
+            value=text,
+        )
+    return text
 
-        return FormatParser(own["valueformat"]).kind
-    return parse_value_schema(own["valueschema"]) if "valueschema" in own else None
+
+def _format_type(own: Mapping[str, str]) -> DataType | None:
+    """Return the type of the column ``data``, if a format decodes values. Raise InvalidOption."""
+    if "valueformat" not in own:
+        return None
+    if "valueschema" in own:
+        raise InvalidOption(
+            "valueSchema is for JSON, and valueFormat has its own schema: give one of them",
+            option="valueSchema",
+            value=own["valueschema"],
+        )
+    return FormatParser(own["valueformat"]).kind
 
 
 def _outcomes(own: Mapping[str, str]) -> bool:

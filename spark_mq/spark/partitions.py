@@ -18,8 +18,7 @@ from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.spark.schema import DATA_COLUMNS, PAYLOAD_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
-    from spark_mq.spark.json_values import JsonParser
-    from spark_mq.spark.value_formats import FormatParser
+    from spark_mq.spark.value_formats import ValueParser
     from spark_mq.streaming.lanes import LaneRuns
 
 __all__ = ["QueuePlan", "SlicePartition", "cut", "cut_all", "read"]
@@ -125,8 +124,7 @@ def read(
         yield from table.to_batches()
 
 
-def _parser(schema: StructType, value_format: str | None) -> JsonParser | FormatParser | None:
-    """Return the parser of the column ``data``, if the schema has it."""
+def _parser(schema: StructType, value_format: str | None) -> ValueParser | None:
     if "data" not in schema.names:
         return None
     from spark_mq.spark.json_values import data_parser
@@ -140,7 +138,7 @@ def _without_data(wanted: pa.Schema) -> pa.Schema:
     return pa.schema([*kept, pa.field("value", pa.binary())])
 
 
-def _with_data(table: pa.Table, parser: JsonParser | FormatParser, wanted: pa.Schema) -> pa.Table:
+def _with_data(table: pa.Table, parser: ValueParser, wanted: pa.Schema) -> pa.Table:
     data, errors = parser.parse(table["value"].to_pylist())
     parsed = dict(zip(DATA_COLUMNS, (data, errors), strict=True))
     columns = [parsed.get(field.name) for field in wanted]

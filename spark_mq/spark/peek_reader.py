@@ -31,7 +31,6 @@ from spark_mq.operations.history import OUTCOMES, show_outcomes
 from spark_mq.operations.settled import SettledRange, find_settled
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
-from spark_mq.spark.schema import check_projection
 from spark_mq.util.clock import to_micros
 
 __all__ = ["PeekFilters", "PeekReader"]
@@ -137,7 +136,7 @@ class PeekReader(DataSourceReader):
     """Reads all messages of the log, or those settled, as the group sees them. Changes nothing."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_projection(schema, options.several, options.value_schema, outcomes=options.outcomes)
+        options.check_columns(schema)
         self.options = options
         self.schema = schema
         self.filters = PeekFilters()

@@ -7,7 +7,6 @@ from pyspark.sql.types import StructType
 
 from spark_mq.spark.options import ReadOptions, WriteOptions
 from spark_mq.spark.peek_reader import PeekReader
-from spark_mq.spark.schema import read_schema
 from spark_mq.spark.sink import QueueStreamWriter, QueueWriter, check_dataframe
 from spark_mq.spark.stream_reader import LeaseReader
 
@@ -45,85 +44,36 @@ class SparkMQDataSource(DataSource):
         """Return ``spark_mq``, the name of the format. Spark asks once, when it registers it."""
         return "spark_mq"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """Return the columns of a read. Spark asks once for each ``load`` without ``.schema``.
 
-        Returns
-        -------
-        StructType
-            Has one more column, ``queue``, if the path is a list, and two more, ``data`` and
-            ``data_error``, with the option ``valueSchema`` or ``valueFormat``. The option
-            ``outcomes`` adds ``outcome`` and ``settled_at``.
-
-        Raises
-        ------
-        InvalidOption
-            An option is unknown or invalid.
+        They depend on the options ``path``, ``valueSchema``, ``valueFormat`` and ``outcomes``.
+        Columns with a ``valueSchema`` are DDL, which Spark parses.
         """
-        options = ReadOptions.parse(self.options)
-        return read_schema(
-            options.several,
-            options.value_schema,
-            options.value_format,
-            outcomes=options.outcomes,
-        )
+        return ReadOptions.parse(self.options).columns()
 
     def reader(self, schema: StructType) -> PeekReader:
-        """Return the reader of ``spark.read``. Spark calls this once for each plan.
-
-        Parameters
-        ----------
-        schema
-            The columns to read, which are some of :meth:`schema`.
-
-        Raises
-        ------
-        InvalidOption, InvalidSchema
-            An option or a column is unknown or invalid.
-        """
+        """Return the reader of ``spark.read``, for some columns. Spark asks once for each plan."""
         return PeekReader(ReadOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> LeaseReader:
-        """Return the reader of ``spark.readStream``.
+        """Return the reader of ``spark.readStream``, for some columns.
 
         Spark calls this twice for each run of a query, in the process of its hooks and in one that
         pickles the reader for the tasks. The first hook checks options and columns.
-
-        Parameters
-        ----------
-        schema
-            The columns to read, which are some of :meth:`schema`.
         """
         return LeaseReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
-        """Return the writer of ``df.write``. Spark calls this once for each write.
-
-        Parameters
-        ----------
-        schema
-            The columns of the DataFrame.
-        overwrite
-            Whether the mode is "overwrite".
-
-        Raises
-        ------
-        InvalidOption
-            The mode is not append, or an option is unknown or invalid.
-        InvalidSchema
-            The DataFrame cannot be published.
-        NotAQueue
-            There is no queue at the path.
-        """
+        """Return the writer of ``df.write``. Raise an error for rows that cannot be published."""
         options = WriteOptions.parse(self.options)
         check_dataframe(schema, overwrite, options)
         return QueueWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> QueueStreamWriter:
-        """Return the writer of ``df.writeStream``.
+        """Return the writer of ``df.writeStream``. Raise an error as :meth:`writer`.
 
-        Spark calls this twice for each batch: for its tasks and for its commit. Parameters and
-        errors are those of :meth:`writer`, and the options of a producer are refused.
+        Spark calls this twice for each batch: for its tasks and for its commit.
         """
         options = WriteOptions.parse(self.options)
         check_dataframe(schema, overwrite, options)

@@ -22,7 +22,6 @@ from pyspark.sql.types import StructType
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark import partitions
-from spark_mq.spark.schema import check_projection
 from spark_mq.util.clock import SECOND
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 option="outcomes",
                 value="true",
             )
-        check_projection(self.schema, options.several, options.value_schema)
+        options.check_columns(self.schema)
         return options
 
     @cached_property

@@ -6,7 +6,8 @@ of Protobuf always fit, and that its fields without presence have their defaults
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +19,7 @@ from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 from spark_mq.util.loading import integration
 
-__all__ = ["FormatParser"]
+__all__ = ["FormatParser", "ValueParser"]
 
 Convert = Callable[[Any], Any]
 
@@ -78,7 +79,42 @@ class _Text:
             raise InvalidPayload(f"not text: byte {error.start} is not UTF-8") from None
 
 
-class FormatParser:
+class ValueParser(ABC):
+    """Parses the values of messages into an Arrow column of one type."""
+
+    arrow_type: pa.DataType
+
+    @abstractmethod
+    def _parse(self, value: bytes) -> tuple[Any, str | None]:
+        """Return what a value holds, for Arrow, or why it does not fit."""
+
+    def parse(self, values: Iterable[bytes | None]) -> tuple[pa.Array, pa.Array]:
+        """Return the parsed values and the errors. In each row, at least one of both is null."""
+        parsed, errors = list[Any](), list[str | None]()
+        for value in values:
+            data, error = (None, "the value is null") if value is None else self._parse(value)
+            parsed.append(data)
+            errors.append(error)
+        try:
+            return pa.array(parsed, self.arrow_type), pa.array(errors, pa.string())
+        except (pa.ArrowException, OverflowError, ValueError, TypeError):
+            return self._one_by_one(parsed, errors)
+
+    def _one_by_one(
+        self, parsed: Sequence[Any], errors: list[str | None]
+    ) -> tuple[pa.Array, pa.Array]:
+        """Return the arrays, with an error for each value that a column cannot hold."""
+        columns = []
+        for at, value in enumerate(parsed):
+            try:
+                columns.append(pa.array([value], self.arrow_type))
+            except (pa.ArrowException, OverflowError, ValueError, TypeError):
+                columns.append(pa.nulls(1, self.arrow_type))
+                errors[at] = _OUT_OF_RANGE
+        return pa.concat_arrays(columns), pa.array(errors, pa.string())
+
+
+class FormatParser(ValueParser):
     """Decodes values of one format into an Arrow column. `text` is the option ``valueFormat``.
 
     Raises InvalidOption if the text is no format, or if its values have no type in Spark.
@@ -99,21 +135,7 @@ class FormatParser:
         self.kind, self._convert = field.kind, field.convert
         self.arrow_type = to_arrow_type(self.kind, timezone="UTC")
 
-    def parse(self, values: Iterable[bytes | None]) -> tuple[pa.Array, pa.Array]:
-        """Return the decoded values and the errors. In each row, at least one of both is null."""
-        decoded, errors = list[Any](), list[str | None]()
-        for value in values:
-            data, error = self._decode(value)
-            decoded.append(data)
-            errors.append(error)
-        try:
-            return pa.array(decoded, self.arrow_type), pa.array(errors, pa.string())
-        except (pa.ArrowException, OverflowError, ValueError, TypeError):
-            return self._one_by_one(decoded, errors)
-
-    def _decode(self, value: bytes | None) -> tuple[Any, str | None]:
-        if value is None:
-            return None, "the value is null"
+    def _parse(self, value: bytes) -> tuple[Any, str | None]:
         try:
             decoded = self._format.decode(value)
             return (
@@ -123,19 +145,6 @@ class FormatParser:
             return None, str(error)
         except (OverflowError, ValueError):
             return None, _OUT_OF_RANGE
-
-    def _one_by_one(
-        self, decoded: list[Any], errors: list[str | None]
-    ) -> tuple[pa.Array, pa.Array]:
-        """Return the arrays, with an error for each value that a column cannot hold."""
-        columns = []
-        for at, value in enumerate(decoded):
-            try:
-                columns.append(pa.array([value], self.arrow_type))
-            except (pa.ArrowException, OverflowError, ValueError, TypeError):
-                columns.append(pa.nulls(1, self.arrow_type))
-                errors[at] = _OUT_OF_RANGE
-        return pa.concat_arrays(columns), pa.array(errors, pa.string())
 
 
 def _struct(fields: Mapping[str, _Field], get: Callable[[Any, str], Any]) -> _Field:

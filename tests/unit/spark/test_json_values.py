@@ -14,55 +14,62 @@ from pyspark.sql import types as t
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.json_values import JsonParser
-from spark_mq.spark.schema import parse_value_schema
+from spark_mq.spark.options import ReadOptions
+from spark_mq.spark.schema import READ_SCHEMA, with_json_values
 
 
-def _one(schema: str, value: bytes | None) -> tuple[Any, str | None]:
-    data, errors = JsonParser(parse_value_schema(schema)).parse([value])
+def columns(*fields: tuple[Any, ...]) -> t.StructType:
+    """Return columns. Spark needs a session to parse DDL, but not for the names of types."""
+    schema = t.StructType()
+    for field in fields:
+        schema.add(*field)
+    return schema
+
+
+def _one(schema: t.StructType, value: bytes | None) -> tuple[Any, str | None]:
+    data, errors = JsonParser(schema).parse([value])
     return data.to_pylist()[0], errors.to_pylist()[0]
 
 
-def test_a_schema_is_columns_or_one_type() -> None:
-    columns = t.StructType(
-        [
-            t.StructField("id", t.LongType(), nullable=False),
-            t.StructField("a b", t.ArrayType(t.StructType([t.StructField("x", t.DateType())]))),
-            t.StructField("date", t.DecimalType(12, 2)),
-            t.StructField("m", t.MapType(t.StringType(), t.DoubleType())),
-        ]
-    )
-    text = (
-        "id BIGINT NOT NULL COMMENT 'its id', `a b` array<struct<x: date>>, "
-        "date DECIMAL(12, 2), m MAP<STRING, DOUBLE>"
-    )
-    assert parse_value_schema(text) == columns
-    assert parse_value_schema(" ARRAY<INT> ") == t.ArrayType(t.IntegerType())
-    assert parse_value_schema("struct<a int>") == parse_value_schema("a INT")
-    assert parse_value_schema("string") == t.StringType()
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("id BIGINT NOT NULL, `a b` INT", "STRUCT<id BIGINT NOT NULL, `a b` INT>"),
+        ("date DATE", "STRUCT<date DATE>"),
+        ("`array` ARRAY<INT>", "STRUCT<`array` ARRAY<INT>>"),
+        (" ARRAY<INT> ", " ARRAY<INT> "),
+        ("decimal (4,1)", "decimal (4,1)"),
+        ("string", "string"),
+    ],
+)
+def test_a_schema_of_values_is_columns_or_one_type(text: str, kind: str) -> None:
+    ddl = with_json_values(READ_SCHEMA, text)
+    assert ddl.startswith("`sequence` bigint, `message_id` string, `key` string, `value` binary")
+    assert "`published_at` timestamp_ltz" in ddl
+    assert ddl.endswith(f", `data` {kind}, `data_error` STRING")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("schema", "reason"),
     [
-        ("", "it ends early"),
-        ("id", "it ends early"),
-        ("id INTEGR", "did you mean 'integer'"),
-        ("id VARIANT", "there is no type 'variant'"),
-        ("id INT, id STRING", "column 'id' is there twice"),
-        ("id INT>, x STRUCT<y INT", "it cannot have '>' there"),
-        ("id INT;", "';' is not part of a schema"),
-        ("m MAP<INT, STRING>", "it cannot have 'int' there"),
-        ("d DECIMAL(39)", "precision of 1 to 38"),
-        ("ARRAY<INTT>", "did you mean 'int'"),
-        ("d DECIMAL(²)", "it cannot have '²' there"),
-        ("id INT,", "it ends early"),
+        (columns(("v", t.VariantType())), "the type variant"),
+        (columns(("m", t.MapType(t.IntegerType(), t.StringType()))), "the type map<int,string>"),
+        (columns(("id", "integer"), ("id", "string")), "the field 'id' twice"),
+        (t.ArrayType(t.DayTimeIntervalType()), "the type interval"),
     ],
 )
-def test_a_wrong_schema_is_refused_with_its_place(text: str, reason: str) -> None:
-    with pytest.raises(InvalidOption) as refused:
-        parse_value_schema(text)
-    assert reason in str(refused.value)
-    assert (refused.value.data["option"], refused.value.data["value"]) == ("valueSchema", text)
+def test_a_type_that_no_json_has_is_refused(schema: t.DataType, reason: str) -> None:
+    read = ReadOptions.parse({"path": "/q", "valueSchema": "what Spark has parsed"})
+    data = t.StructType(
+        [t.StructField("data", schema), t.StructField("data_error", t.StringType())]
+    )
+    with pytest.raises(InvalidOption, match=f"valueSchema has {reason}"):
+        read.check_columns(data)
+
+
+def test_an_empty_schema_of_values_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="valueSchema is empty"):
+        ReadOptions.parse({"path": "/q", "valueSchema": " "})
 
 
 def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null() -> None:
@@ -71,10 +78,13 @@ def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null() -> None:
         "local": "2026-01-31T12:00:00.5", "day": "2026-01-31", "raw": "AP8=",
         "list": [1, None], "map": {"a": True}, "unknown": [],
     }  # fmt: skip
-    schema = (
-        "i TINYINT, d DOUBLE, n DECIMAL(6,2), s STRING, at TIMESTAMP, local TIMESTAMP_NTZ, "
-        "day DATE, raw BINARY, list ARRAY<INT>, map MAP<STRING,BOOLEAN>, missing STRUCT<x INT>"
-    )
+    schema = columns(
+        ("i", "byte"), ("d", "double"), ("n", "decimal(6,2)"), ("s", "string"),
+        ("at", "timestamp"), ("local", "timestamp_ntz"), ("day", "date"), ("raw", "binary"),
+        ("list", t.ArrayType(t.IntegerType())),
+        ("map", t.MapType(t.StringType(), t.BooleanType())),
+        ("missing", columns(("x", "integer"))),
+    )  # fmt: skip
     expected = {
         "i": 7, "d": 1.0, "n": Decimal("12.50"), "s": "ä",
         "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "day": date(2026, 1, 31),
@@ -85,60 +95,72 @@ def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "value", "error"),
+    ("field", "value", "error"),
     [
-        ("id INT", None, "the value is null"),
-        ("id INT", b"", "not JSON: Expecting value at character 0"),
-        ("id INT", b'{"id": 1', "not JSON: Expecting ',' delimiter at character 8"),
-        ("id INT", b'{"id": 1} x', "not JSON: Extra data at character 10"),
-        ("id INT", b'{"id": "\xff"}', "not JSON: byte 8 is not UTF-8"),
-        ("id DOUBLE", b'{"id": NaN}', "$: NaN is not JSON"),
-        ("id INT", b"[" * 100_000, "not JSON: it is nested too deeply"),
-        ("id INT", b"9" * 5_000, "not JSON: a number has too many digits"),
-        ("id INT", b"null", "$: expected struct<id:int>, found null"),
-        ("id INT", b"[]", "$: expected struct<id:int>, found array"),
-        ("id INT", b'{"id": "1"}', "$.id: expected int, found string"),
-        ("id INT", b'{"id": true}', "$.id: expected int, found boolean"),
-        ("id INT", b'{"id": 1.0}', "$.id: expected int, found number"),
-        ("id INT", b'{"id": 2147483648}', "$.id: the number is out of the range of int"),
-        ("id INT NOT NULL", b"{}", "$.id: expected int, found null"),
-        ("id FLOAT", b'{"id": 1e39}', "$.id: the number is out of the range of float"),
-        ("id DOUBLE", b'{"id": 1e999}', "$.id: the number is out of the range of double"),
-        ("id DECIMAL(4,1)", b'{"id": 1.25}', "$.id: the number does not fit decimal(4,1)"),
-        ("id DECIMAL(4,1)", b'{"id": 1000}', "$.id: the number does not fit decimal(4,1)"),
-        ("id DECIMAL(4,1)", b'{"id": "x"}', "$.id: the number does not fit decimal(4,1)"),
-        ("id STRING", b'{"id": 1}', "$.id: expected string, found number"),
-        ("id STRING", b'{"id": "\\ud800"}', "$.id: the text has no UTF-8 form (a lone surrogate)"),
-        ("id DATE", b'{"id": "soon"}', "$.id: the text is not a date such as 2026-01-31"),
+        (("id", "integer"), None, "the value is null"),
+        (("id", "integer"), b"", "not JSON: Expecting value at character 0"),
+        (("id", "integer"), b'{"id": 1', "not JSON: Expecting ',' delimiter at character 8"),
+        (("id", "integer"), b'{"id": 1} x', "not JSON: Extra data at character 10"),
+        (("id", "integer"), b'{"id": "\xff"}', "not JSON: byte 8 is not UTF-8"),
+        (("id", "double"), b'{"id": NaN}', "$: NaN is not JSON"),
+        (("id", "integer"), b"[" * 100_000, "not JSON: it is nested too deeply"),
+        (("id", "integer"), b"9" * 5_000, "not JSON: a number has too many digits"),
+        (("id", "integer"), b"null", "$: expected struct<id:int>, found null"),
+        (("id", "integer"), b"[]", "$: expected struct<id:int>, found array"),
+        (("id", "integer"), b'{"id": "1"}', "$.id: expected int, found string"),
+        (("id", "integer"), b'{"id": true}', "$.id: expected int, found boolean"),
+        (("id", "integer"), b'{"id": 1.0}', "$.id: expected int, found number"),
+        (("id", "integer"), b'{"id": 2147483648}', "$.id: the number is out of the range of int"),
+        (("id", "integer", False), b"{}", "$.id: expected int, found null"),
+        (("id", "float"), b'{"id": 1e39}', "$.id: the number is out of the range of float"),
+        (("id", "double"), b'{"id": 1e999}', "$.id: the number is out of the range of double"),
+        (("id", "decimal(4,1)"), b'{"id": 1.25}', "$.id: the number does not fit decimal(4,1)"),
+        (("id", "decimal(4,1)"), b'{"id": 1000}', "$.id: the number does not fit decimal(4,1)"),
+        (("id", "decimal(4,1)"), b'{"id": "x"}', "$.id: the number does not fit decimal(4,1)"),
+        (("id", "string"), b'{"id": 1}', "$.id: expected string, found number"),
         (
-            "at TIMESTAMP",
+            ("id", "string"),
+            b'{"id": "\\ud800"}',
+            "$.id: the text has no UTF-8 form (a lone surrogate)",
+        ),
+        (("id", "date"), b'{"id": "soon"}', "$.id: the text is not a date such as 2026-01-31"),
+        (
+            ("at", "timestamp"),
             b'{"at": "2026-01-31T12:00:00"}',
             "$.at: the text is not an instant with a zone such as 2026-01-31T12:00:00Z",
         ),
-        ("raw BINARY", b'{"raw": "?"}', "$.raw: the text is not base64"),
+        (("raw", "binary"), b'{"raw": "?"}', "$.raw: the text is not base64"),
         (
-            "items ARRAY<STRUCT<price DOUBLE>>",
+            ("items", t.ArrayType(columns(("price", "double")))),
             b'{"items": [{"price": 1}, {"price": "high"}]}',
             "$.items[1].price: expected double, found string",
         ),
-        ("m MAP<STRING,INT>", b'{"m": {"secret": []}}', "$.m.*: expected int, found array"),
+        (
+            ("m", t.MapType(t.StringType(), t.IntegerType())),
+            b'{"m": {"secret": []}}',
+            "$.m.*: expected int, found array",
+        ),
     ],
 )
 def test_a_value_that_does_not_fit_has_a_reason_without_its_content(
-    schema: str, value: bytes | None, error: str
+    field: tuple[Any, ...], value: bytes | None, error: str
 ) -> None:
-    assert _one(schema, value) == (None, error)
+    assert _one(columns(field), value) == (None, error)
 
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["a", "b", "c"]), inner),
 )
-_SCHEMA = "a INT, b ARRAY<STRUCT<a STRING, b DECIMAL(5,2)>>, c MAP<STRING, FLOAT>"
+_SCHEMA = columns(
+    ("a", "integer"),
+    ("b", t.ArrayType(columns(("a", "string"), ("b", "decimal(5,2)")))),
+    ("c", t.MapType(t.StringType(), t.FloatType())),
+)
 
 
 @given(st.lists(st.binary() | _json.map(lambda value: json.dumps(value).encode())))
 def test_every_row_has_either_a_value_or_an_error(values: list[bytes]) -> None:
-    data, errors = JsonParser(parse_value_schema(_SCHEMA)).parse(values)
+    data, errors = JsonParser(_SCHEMA).parse(values)
     assert len(data) == len(errors) == len(values)
     assert data.is_valid().to_pylist() == errors.is_null().to_pylist()
