@@ -67,7 +67,7 @@ class SinkProducer:
         """Publish, or return False if an earlier run did. Raise InvalidOption if this run did."""
         txn = (producer_txn(self.name), self.number)
         try:
-            note = {"operation": "publish", _RUN: self.run}
+            note = {"operation": "publish"} | ({_RUN: self.run} if self.run else {})
             publish_pending(messages, pending, txn=txn, note=note)
         except DuplicatePublish:
             first = messages.receipt(*txn)

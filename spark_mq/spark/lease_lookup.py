@@ -8,7 +8,6 @@ the id from the rows. A worker's name would not do, because a zombie driver has 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.partitions import Piece, SlicePartition
 from spark_mq.spark.private_spark import RunningQuery, running_query
 from spark_mq.spark.settle_rows import check_columns
+from spark_mq.streaming.lanes import append_piece
 from spark_mq.streaming.offset import QUEUES, check_offset
 
 if TYPE_CHECKING:
@@ -54,14 +54,16 @@ class BatchScan:
 
 
 def _batch_scans(query: RunningQuery) -> list[BatchScan]:
-    """Return the spark_mq scans in a query's running batch."""
     scans = []
     for offset, partitions in query.scans(lambda text: _own_offset(text) is not None):
         stream, n, _ = _own_offset(offset) or ("", 0, False)
         # Spark has a partition of its own for a batch without slices.
         own = [part for part in partitions if isinstance(part, SlicePartition)]
-        pieces = _joined(piece for part in own for piece in part.pieces)
-        scans.append(BatchScan(stream, n, pieces, any(part.keeps_lanes for part in own)))
+        pieces = list[Piece]()  # without the cuts between two tasks
+        for part in own:
+            for piece, of in part.pieces:
+                append_piece(pieces, piece, of)
+        scans.append(BatchScan(stream, n, tuple(pieces), any(part.keeps_lanes for part in own)))
     return scans
 
 
@@ -72,24 +74,6 @@ def _own_offset(text: str) -> tuple[str, int, bool] | None:
         return *check_offset(offset), QUEUES in offset
     except (InvalidOption, ValueError):
         return None
-
-
-def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Join the slices that were cut between two tasks."""
-    joined: list[Piece] = []
-    for piece, of in pieces:
-        last, whose = joined[-1] if joined else (None, None)
-        if (
-            last
-            and whose == of
-            and last.path == piece.path
-            and last.offset + last.rows == piece.offset
-        ):
-            whole = replace(last, rows=last.rows + piece.rows, size=last.size + piece.size)
-            joined[-1] = (whole, of)
-        else:
-            joined.append((piece, of))
-    return tuple(joined)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_mq.errors import DuplicatePublish, InvalidOption, InvalidSchema
+from spark_mq.errors import InvalidOption, InvalidSchema
 from spark_mq.message import to_publish
 from spark_mq.operations.publish import check_dedup, pending_of_files, publish_pending, report_files
 from spark_mq.parquet.lease_columns import sort_by_slot
 from spark_mq.parquet.publish_table import check_publishable, column_name
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
+from spark_mq.spark.batch_publish import SinkProducer
 from spark_mq.spark.options import WriteOptions
-from spark_mq.storage.publishes import hashed_ids, producer_txn
+from spark_mq.storage.publishes import hashed_ids
 
 __all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
 
@@ -116,14 +117,27 @@ def collect_files(messages: Sequence[WriterCommitMessage | None]) -> list[Writte
     ]
 
 
-def collect_ids(messages: Sequence[WriterCommitMessage | None]) -> list[bytes | None]:
-    """Return the hashed dedup ids of all tasks, in file order."""
-    return [
-        hashed
-        for message in messages
-        if isinstance(message, FilesWritten)
-        for hashed in message.ids
-    ]
+def commit_files(
+    options: WriteOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    producer: SinkProducer | None,
+) -> None:
+    """Publish the files of all tasks in one commit, unless the producer's number is published."""
+    written = [message for message in messages if isinstance(message, FilesWritten)]
+    files = collect_files(messages)
+    if not files:
+        return
+    queue = options.open()
+    ids = [hashed for message in written for hashed in message.ids]  # in the order of the files
+    pending = pending_of_files(queue, files, ids)
+
+    def publish() -> None:
+        if producer is None:
+            publish_pending(queue.messages, pending)
+        elif not producer.commit(queue.messages, pending):
+            log_unpublished(files)
+
+    report_files(queue, sum(file.rows for file in files), publish)
 
 
 class QueueWriter(DataSourceArrowWriter):
@@ -137,21 +151,7 @@ class QueueWriter(DataSourceArrowWriter):
         return write_files(self.options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish all files in one commit, unless the producer's number has been published."""
-        files, producer = collect_files(messages), self.options.producer
-        if not files:
-            return
-        queue = self.options.open()
-        pending = pending_of_files(queue, files, collect_ids(messages))
-
-        def publish() -> None:
-            if producer is not None:
-                if not producer.commit(queue.messages, pending):
-                    log_unpublished(files)
-            else:
-                publish_pending(queue.messages, pending)
-
-        report_files(queue, sum(file.rows for file in files), publish)
+        commit_files(self.options, messages, self.options.producer)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         log_unpublished(collect_files(messages))
@@ -181,9 +181,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         The id of the query and the number of the batch identify it. Raises InvalidOption if Spark
         gave no query id, because then a repetition would not be noticed.
         """
-        files = collect_files(messages)
         queries = {m.query_id for m in messages if isinstance(m, FilesWritten) and m.query_id}
-        if not files:
+        if not collect_files(messages):
             return
         if len(queries) != 1:
             raise InvalidOption(
@@ -193,23 +192,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 value=None,
             )
         # Never a name that the user gave. With a new checkpoint, batches count from 0 again.
-        producer = f"query-{queries.pop()}"
-        queue = self.options.open()
-        pending = pending_of_files(queue, files, collect_ids(messages))
-        txn = (producer_txn(producer), batchId)
-
-        def publish() -> None:
-            publish_pending(queue.messages, pending, txn=txn)
-
-        try:
-            report_files(queue, sum(file.rows for file in files), publish)
-        except DuplicatePublish:
-            _log.warning(
-                "batch %d of %s is published already; it is not published again",
-                batchId,
-                producer,
-            )
-            log_unpublished(files)
+        commit_files(self.options, messages, SinkProducer(f"query-{queries.pop()}", batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         log_unpublished(collect_files(messages))

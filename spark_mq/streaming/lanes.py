@@ -15,7 +15,7 @@ from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settings import GroupSettings
 
-__all__ = ["LaneRuns", "divide_by_lane", "lane_runs"]
+__all__ = ["LaneRuns", "append_piece", "divide_by_lane", "lane_runs"]
 
 Piece = tuple[FileSlice, Range]
 # The rows of a slice as runs: a lane, or None for messages without one, and its number of rows.
@@ -57,7 +57,7 @@ def divide_by_lane(
     parts: list[list[Piece]] = [[] for _ in range(wanted)]
     for (piece, of), of_piece in zip(pieces, runs, strict=True):
         for part, start, rows in _places(of_piece, place, rooms):
-            _append(parts[part], piece.part(start, rows), of)
+            append_piece(parts[part], piece.part(start, rows), of)
     return [part for part in parts if part]
 
 
@@ -103,11 +103,11 @@ def _places(
             start, left = start + take, left - take
 
 
-def _append(part: list[Piece], piece: FileSlice, of: Range) -> None:
-    """Add a slice to a part. Join it with the last one if it continues that."""
+def append_piece(part: list[Piece], piece: FileSlice, of: Range) -> None:
+    """Add a slice to others. Join it with the last one if it continues that."""
     if part:
         last, whose = part[-1]
-        if whose is of and last.path == piece.path and last.offset + last.rows == piece.offset:
+        if last.path == piece.path and last.offset + last.rows == piece.offset and whose == of:
             both = replace(last, rows=last.rows + piece.rows, size=last.size + piece.size)
             part[-1] = (both, of)
             return
