@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from spark_mq.spark.batch_lease import BatchLease
     from spark_mq.spark.foreach_batch import for_each_batch
     from spark_mq.spark.listener import SparkMQListener, StreamProgress
-    from spark_mq.spark.python_check import check_interpreter
     from spark_mq.spark.settle_rows import ack, nack, reject
     from spark_mq.spark.shutdown import on_sigterm, stop_query
     from spark_mq.spark.source import SparkMQDataSource
-    from spark_mq.spark.spark_session import register, session
+    from spark_mq.spark.spark_session import check_interpreter, register, session
 
 __all__ = [
     "BatchLease",
@@ -43,7 +42,7 @@ _MODULES = {
     "SparkMQListener": "listener",
     "StreamProgress": "listener",
     "ack": "settle_rows",
-    "check_interpreter": "python_check",
+    "check_interpreter": "spark_session",
     "for_each_batch": "foreach_batch",
     "nack": "settle_rows",
     "on_sigterm": "shutdown",

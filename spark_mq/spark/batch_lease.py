@@ -84,11 +84,6 @@ class BatchLease:
         combine a constant app id with Spark's batch id instead. A second worker or a new checkpoint
         counts from 0 again, so Delta would skip its batches silently.
 
-        Returns
-        -------
-        dict
-            Options of a Delta writer.
-
         Raises
         ------
         InvalidOption
@@ -118,16 +113,6 @@ class BatchLease:
         the batch. If a batch writes to one queue more than once, add
         ``.option("producerPart", name)`` to all of these writes but one.
 
-        Returns
-        -------
-        dict
-            Options of ``df.write.format("spark_mq")``.
-
-        Raises
-        ------
-        InvalidOption
-            As :attr:`delta_options`.
-
         Examples
         --------
         >>> df.write.format("spark_mq").mode("append").options(**lease.publish_options).save(path)
@@ -144,8 +129,6 @@ class BatchLease:
 
         Parameters
         ----------
-        queue
-            The queue to publish to.
         messages
             As for :meth:`spark_mq.Queue.publish`. A replay of the batch must pass the same.
         part
@@ -255,11 +238,6 @@ class BatchLease:
         or the lease is in thousands of pieces, the result is the batch as `process` got it, with
         its settled messages.
 
-        Returns
-        -------
-        DataFrame
-            The messages, in the source's columns.
-
         Raises
         ------
         CorruptLog
@@ -311,74 +289,17 @@ class BatchLease:
         self.settled += sum(outcome.settled for outcome in self._owners.settle(parts))
 
     def ack(self, df: DataFrame) -> SettleResult:
-        """Ack rows of the batch now.
-
-        Parameters
-        ----------
-        df
-            Rows with ``sequence`` and ``lease_id``. Persist them first if a second evaluation could
-            give other rows.
-
-        Returns
-        -------
-        SettleResult
-            How many messages this call settled, and how many were settled before.
-
-        Raises
-        ------
-        InvalidOption
-            `df` is not a DataFrame.
-        InvalidSchema
-            A column is missing or has a null.
-        LeaseLost
-            The lease no longer holds some of the rows. The others are settled.
-        """
+        """Ack rows of the batch now. See :func:`spark_mq.spark.ack`."""
         with self._naming(ACK):
             return self._count(rows.ack(df, self._owners))
 
     def nack(self, df: DataFrame, *, delay: Any = None, error: str | None = None) -> SettleResult:
-        """Give rows of the batch back as failed, now.
-
-        Parameters
-        ----------
-        df
-            As for :meth:`ack`. Its columns ``delay`` and ``error`` take precedence over the
-            arguments, if it has them.
-        delay
-            When the messages are due again: seconds, or text such as "30s". Default: by the group's
-            retry policy.
-        error
-            The reason. Default: none.
-
-        Returns
-        -------
-        SettleResult
-            As :meth:`ack`.
-
-        Raises
-        ------
-        InvalidOption
-            `delay` is invalid, also in the column. All errors of :meth:`ack` are possible, too.
-        """
+        """Give rows of the batch back as failed, now. See :func:`spark_mq.spark.nack`."""
         with self._naming(NACK):
             return self._count(rows.nack(df, self._owners, delay=delay, error=error))
 
     def reject(self, df: DataFrame, *, error: str | None = None) -> SettleResult:
-        """Make rows of the batch dead now.
-
-        Parameters
-        ----------
-        df
-            As for :meth:`ack`. Its column ``error`` takes precedence over the argument, if it has
-            one.
-        error
-            The reason. Default: none.
-
-        Returns
-        -------
-        SettleResult
-            As :meth:`ack`, also in its errors.
-        """
+        """Make rows of the batch dead now. See :func:`spark_mq.spark.reject`."""
         with self._naming(REJECT):
             return self._count(rows.reject(df, self._owners, error=error))
 

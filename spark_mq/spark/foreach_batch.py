@@ -119,16 +119,10 @@ def for_each_batch(
         "keep": `process` gets them, with ``data_error``. "reject": they become dead letters with
         that reason before `process` is called. It is not called for a batch without a valid value.
         Default: "keep".
-
     sweep
         Sweep the queues of the groups so often while batches come: "1s" to "1h". Of all workers
         that do so, one at a time sweeps, in a thread that no batch waits for. Default: another
         process sweeps.
-
-    Returns
-    -------
-    ForEachBatch
-        The function to give to ``foreachBatch``.
 
     Raises
     ------

@@ -53,7 +53,6 @@ class LeaseRouter:
         return [outcomes[at] for at in range(len(wanted))]
 
     def reported_work(self, lease_ids: Sequence[str]) -> AbstractContextManager[Callable[..., Any]]:
-        """Report the work, see :func:`spark_mq.operations.work_report.reported_work`."""
         ledgers = [(self.of(lease_id)._ledger, lease_id) for lease_id in lease_ids]
         return reported_work(
             [(own, partial(_ranges, own, lease_id)) for own, lease_id in ledgers], None

@@ -81,26 +81,19 @@ def nack(
 
     Parameters
     ----------
-    df
-        As for :func:`ack`. Its columns ``delay`` and ``error`` take precedence over the arguments,
-        if it has them.
-    group
-        The consumer group that holds the leases.
+    df, group
+        As for :func:`ack`. If `df` has the columns ``delay`` and ``error``, they go before the
+        arguments.
     delay
         When the messages are due again: seconds, or text such as "30s". Default: by the group's
         retry policy.
     error
         The reason. Default: none.
 
-    Returns
-    -------
-    SettleResult
-        As :func:`ack`.
-
     Raises
     ------
     InvalidOption
-        `delay` is invalid, also in the column. All errors of :func:`ack` are possible, too.
+        `delay` is invalid, also in the column. Results and other errors are as for :func:`ack`.
 
     Examples
     --------
@@ -127,17 +120,10 @@ def reject(
 
     Parameters
     ----------
-    df
-        As for :func:`ack`. Its column ``error`` takes precedence over the argument, if it has one.
-    group
-        The consumer group that holds the leases.
+    df, group
+        As for :func:`ack`. If `df` has the column ``error``, it goes before the argument.
     error
         The reason. Default: none.
-
-    Returns
-    -------
-    SettleResult
-        As :func:`ack`, also in its errors.
 
     Examples
     --------

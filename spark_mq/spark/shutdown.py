@@ -43,8 +43,6 @@ def on_sigterm(
 
     Parameters
     ----------
-    spark
-        The session.
     stop
         Called in another thread. It should make the block end.
     timeout
@@ -116,10 +114,6 @@ def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
     bool
         False if the batch still runs. End the process then, because Spark cannot interrupt Python.
         The next run on the checkpoint repeats the batch.
-
-    Examples
-    --------
-    >>> stop_query(query, each, timeout=60)  # doctest: +SKIP
     """
     if type(query).__module__.startswith("pyspark.sql.connect."):
         _log.warning(

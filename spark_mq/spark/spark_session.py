@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.private_spark import has_java, has_source
-from spark_mq.spark.python_check import check_interpreter, worker_python
 from spark_mq.spark.source import SparkMQDataSource
 from spark_mq.spark.tables import register_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["delta_settings", "register", "session"]
+__all__ = ["check_interpreter", "delta_settings", "register", "session"]
 
+# Without it a query fails after a long wait, with "Python worker failed to connect back".
+_NEEDED: Final = "import pyarrow, deltalake, spark_mq.spark.source"
+_checked = set[str]()
 _INSTALL: Final = "Run: pip install 'spark-mq[spark,delta]'"
 _SUPPORTED: Final = "4.2"  # the version of Spark for which delta-spark 4.4.0 has a JAR
 _PACKAGES: Final = "spark.jars.packages"
@@ -55,7 +59,8 @@ def session(
     Spark's workers get the Python of this program unless ``PYSPARK_PYTHON`` names another one.
     ``format("spark_mq")`` and the table functions are registered (see `register`). A new session
     gets Delta Lake for SQL, time travel and sinks, whose JARs it downloads from Maven at its first
-    start. Streams, sinks and batch reads of queues need no Delta.
+    start. Streams, sinks and batch reads of queues need no Delta. A session that runs is used as it
+    is: its packages and its Python can no longer change.
 
     Parameters
     ----------
@@ -70,22 +75,12 @@ def session(
     quiet : bool, default False
         Do not print the line about the session to stderr.
 
-    Returns
-    -------
-    SparkSession
-        The session. One that runs is used as it is, as by ``SparkSession.builder.getOrCreate()``:
-        its packages and its Python can no longer change.
-
     Raises
     ------
     InvalidOption
         ``delta=True``, but Delta has no JAR for this version of Spark, delta-spark is not
         installed, or the session that runs has no Delta. Or the Python of Spark's workers cannot
         load spark_mq. The error names the fix.
-
-    Examples
-    --------
-    >>> spark = session("billing")  # doctest: +SKIP
     """
     from pyspark.sql import SparkSession
 
@@ -134,21 +129,8 @@ def register(spark: SparkSession) -> None:
     ``spark_mq_trace(path, sequence)`` and ``spark_mq_history(path)``.
 
     If spark_mq is installed for the driver's Python, Spark finds the source by itself, as
-    ``pyspark_mq``. It does not find the table functions.
-
-    Parameters
-    ----------
-    spark
-        The session.
-
-    Raises
-    ------
-    InvalidOption
-        The Python of the session's workers cannot load spark_mq. This is checked first.
-
-    Examples
-    --------
-    >>> register(spark)  # doctest: +SKIP
+    ``pyspark_mq``. It does not find the table functions. Raise InvalidOption, as
+    :func:`check_interpreter`, if the Python of the session's workers cannot load spark_mq.
     """
     check_interpreter(spark)
     if not has_source(spark, SparkMQDataSource.name()):  # Spark warns of a second one, often
@@ -225,3 +207,49 @@ def _describe(spark: SparkSession, *, has_delta: bool, started: bool) -> str:
         f"spark_mq {verb} Spark {spark.version} {delta}. Its workers run {worker_python(spark)}. "
         'format("spark_mq") is registered.'
     )
+
+
+def check_interpreter(spark: Any) -> None:
+    """Check that Spark's Python workers can load spark_mq.
+
+    Each interpreter that passes is checked once in a process. Raise InvalidOption, with the fix.
+    """
+    name = worker_python(spark)
+    path = shutil.which(name)
+    if path == sys.executable or path in _checked:
+        return
+    if path is None:
+        raise InvalidOption(
+            f"Spark's Python workers cannot start: there is no {name!r}. Set "
+            f"PYSPARK_PYTHON={sys.executable} before the session starts",
+            option="PYSPARK_PYTHON",
+            value=name,
+        )
+    try:
+        tried = subprocess.run(
+            [path, "-c", _NEEDED],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        problem = tried.stderr.strip().rpartition("\n")[2] if tried.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem is not None:
+        raise InvalidOption(
+            f"Spark's Python workers ({path}) cannot load spark_mq: {problem}. Install spark-mq "
+            f"there, or set PYSPARK_PYTHON={sys.executable} before the session starts",
+            option="PYSPARK_PYTHON",
+            value=path,
+        )
+    _checked.add(path)
+
+
+def worker_python(spark: Any) -> str:
+    """Return the command that the session starts Python workers with."""
+    try:
+        return str(spark.sparkContext.pythonExec)
+    except Exception:  # Spark Connect. The server decides.
+        return os.environ.get("PYSPARK_PYTHON", sys.executable)

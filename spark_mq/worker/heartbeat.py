@@ -62,7 +62,6 @@ class HeartbeatWriter:
         self._failed = False
 
     def write_if_due(self) -> None:
-        """Write, if the last try was an interval ago."""
         now, before = self._ledger.now(), self._tried_at
         if before is not None and 0 <= now - before < self._interval:  # a clock may be set back
             return
@@ -75,7 +74,6 @@ class HeartbeatWriter:
             self._log("written", error)
 
     def delete(self) -> None:
-        """Delete the file, because the worker ends."""
         if self._tried_at is None:
             return
         try:

@@ -252,11 +252,9 @@ class FeedCommits:
         _log.warning(text, self._ledger.name, limit)
 
     def has_ended(self, until: str) -> bool:
-        """Return whether the work ends now that there is nothing to lease."""
         return has_ended(self._ledger, until)
 
     def is_ready(self) -> bool:
-        """Return whether messages are due."""
         return self._ledger.stats().ready > 0
 
     def flush_log(self) -> None:

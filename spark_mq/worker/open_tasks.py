@@ -62,7 +62,6 @@ class OpenTasks:
             return self._unfinished() > 0
 
     def is_settling(self) -> bool:
-        """Return whether the thread of a handler settles a task."""
         with self._lock:
             return self._settling > 0
 
@@ -71,7 +70,6 @@ class OpenTasks:
             return not (self._done or self._unfinished())
 
     def has_paused_lane(self) -> bool:
-        """Return whether a lane waits for a settle."""
         with self._lock:
             return self._chains.paused
 
@@ -310,7 +308,6 @@ class LaneChains(Generic[T]):
 
     @property
     def paused(self) -> bool:
-        """Return whether a lane waits for a settle."""
         return bool(self._paused)
 
     def add(self, lane: int, task: T) -> bool:

@@ -36,8 +36,6 @@ _log = logging.getLogger("spark_mq.worker")
 
 Handler = Callable[[Any], Any]
 
-_log = logging.getLogger("spark_mq.worker")
-
 _CANCEL_SECONDS: Final = 5.0  # for coroutines to end after they were cancelled
 
 
