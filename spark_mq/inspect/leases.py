@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Final
 
 from spark_mq.errors import InvalidOption
-from spark_mq.inspect.peek import find_sequences, shown_range
+from spark_mq.inspect.peek import Wanted, find_sequences, shown_range
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, SETTLED, Range
@@ -141,7 +141,7 @@ def named_sequences(
         )
     if sequence is not None:
         return [validate_count("sequence", sequence, least=0, most=2**63 - 1)]
-    sequences = find_sequences(context, n, message_id=message_id)
+    sequences = find_sequences(context, n, Wanted(message_id=message_id))
     if not sequences:
         raise InvalidOption(
             f"message_id={short_repr(message_id)}: no retained message of {context.path} has this "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -216,7 +216,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self._found: dict[_Cause, Failure] = {}
-        self._keys: dict[_Cause, Counter[str]] = {}
+        self._keys = defaultdict[_Cause, Counter[str]](Counter)
 
     def add(self, context: QueueContext, pieces: Sequence[FileSlice], rows: pa.Table) -> None:
         letters = _by_headers(pieces, rows)
@@ -250,26 +250,18 @@ class _Tally:
 
     def _add(self, row: dict[str, Any], error: str | None) -> None:
         cause = self._cause(row)
-        letters = sorted(row["letter_list"], reverse=True)
+        letters = row["letter_list"]
         first, last = to_datetime(row["at_min"]), to_datetime(row["at_max"])
-        samples = tuple(letters[:_SAMPLES])
-        known = self._found.get(cause)
-        if known is None:
-            self._keys[cause] = Counter()
-            group, reason, shape = cause
-            self._found[cause] = Failure(
-                group, reason, shape, len(letters), first, last, letters[0], error, samples, ()
-            )
-            return
-        newest = max(known.newest, letters[0])
+        known = self._found.get(cause) or Failure(*cause, 0, first, last, -1, None, (), ())
+        newest = max(known.newest, max(letters))
         self._found[cause] = replace(
             known,
             messages=known.messages + len(letters),
             first_at=min(known.first_at, first),
             last_at=max(known.last_at, last),
             newest=newest,
-            error=error if newest == letters[0] else known.error,
-            samples=tuple(sorted((*known.samples, *samples), reverse=True)[:_SAMPLES]),
+            error=error if newest in letters else known.error,
+            samples=tuple(sorted((*known.samples, *letters), reverse=True)[:_SAMPLES]),
         )
 
     def _with_keys(self, cause: _Cause, failure: Failure) -> Failure:

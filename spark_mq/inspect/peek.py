@@ -85,29 +85,23 @@ class PeekedMessage(Record):
 
 
 def peek_queue(
-    context: QueueContext,
-    n: int = 10,
-    *,
-    key: str | None = None,
-    message_id: str | None = None,
-    after: int | None = None,
+    context: QueueContext, n: int, wanted: Wanted, after: int | None
 ) -> list[PeekedMessage]:
     validate_count("n", n)
     index = context.messages.index()
     first = _first(context, after)
     pieces = index.slices(first, index.last_sequence)
-    return _read(context, ((piece, None) for piece in pieces), n, _Wanted(key, message_id))
+    return _read(context, ((piece, None) for piece in pieces), n, wanted)
 
 
 def peek_group(
     context: QueueContext,
     group: GroupLedger,
-    n: int = 10,
+    n: int,
+    wanted: Wanted,
     *,
-    state: str | None = None,
-    key: str | None = None,
-    message_id: str | None = None,
-    after: int | None = None,
+    state: str | None,
+    after: int | None,
 ) -> list[PeekedMessage]:
     validate_count("n", n)
     if state is not None:
@@ -120,14 +114,12 @@ def peek_group(
         for shown in [shown_range(piece.state, range_of(piece, ledger, index))]
         for part in index.slices(piece.first, piece.last)
     )
-    return _read(context, pieces, n, _Wanted(key, message_id))
+    return _read(context, pieces, n, wanted)
 
 
-def find_sequences(
-    context: QueueContext, n: int, *, key: str | None = None, message_id: str | None = None
-) -> list[int]:
+def find_sequences(context: QueueContext, n: int, wanted: Wanted) -> list[int]:
     """Return the newest messages with a key or an id, as sequences, the newest first."""
-    index, wanted = context.messages.index(), _Wanted(key, message_id)
+    index = context.messages.index()
     reader = MessageReader(context.messages.files, wanted.columns)
     sequences: list[int] = []
     pieces = list(index.slices(_first(context, None), index.last_sequence))
@@ -152,11 +144,11 @@ def _first(context: QueueContext, after: int | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class Wanted:
     """A key and an id to look for. None matches all. Raises InvalidOption if one is no text."""
 
-    key: str | None
-    message_id: str | None
+    key: str | None = None
+    message_id: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.columns:
@@ -178,7 +170,7 @@ _Found = tuple[FileSlice, PeekedMessage | None]
 
 
 def _read(
-    context: QueueContext, slices: Iterable[_Found], n: int, wanted: _Wanted
+    context: QueueContext, slices: Iterable[_Found], n: int, wanted: Wanted
 ) -> list[PeekedMessage]:
     messages: list[PeekedMessage] = []
     files, layout = context.messages.files, SlotLayout(context.messages.lanes)
@@ -197,7 +189,7 @@ def _read(
 
 
 def _matching(
-    reader: MessageReader, piece: FileSlice, wanted: _Wanted, n: int
+    reader: MessageReader, piece: FileSlice, wanted: Wanted, n: int
 ) -> Iterator[FileSlice]:
     """Yield at most `n` matching rows of a slice. Skip unreadable rows."""
     for part in _parts(piece, _ROWS):

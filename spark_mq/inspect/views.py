@@ -55,7 +55,13 @@ from spark_mq.inspect.overview import (
     overview_html,
     sweep_state,
 )
-from spark_mq.inspect.peek import PeekedMessage, find_sequences, peek_group, peek_queue
+from spark_mq.inspect.peek import (
+    PeekedMessage,
+    Wanted,
+    find_sequences,
+    peek_group,
+    peek_queue,
+)
 from spark_mq.inspect.plots import QueuePlots
 from spark_mq.inspect.sql import query as run_query
 from spark_mq.inspect.stats import StatsReader
@@ -186,8 +192,7 @@ class QueueViews:
         With `key` or `message_id` it returns only messages that have it, and reads these columns of
         all messages. With `after` it returns only those after this sequence.
         """
-        messages = peek_queue(self._context, n, key=key, message_id=message_id, after=after)
-        return Records(messages)
+        return Records(peek_queue(self._context, n, Wanted(key, message_id), after))
 
     def find(
         self, *, key: str | None = None, message_id: str | None = None, n: int = 10
@@ -199,7 +204,7 @@ class QueueViews:
         validate_count("n", n)
         if key is None and message_id is None:
             return []
-        return find_sequences(self._context, n, key=key, message_id=message_id)
+        return find_sequences(self._context, n, Wanted(key, message_id))
 
     def locate(
         self, sequence: int | None = None, *, message_id: str | None = None, n: int = 10
@@ -430,16 +435,8 @@ class GroupViews:
         :meth:`spark_mq.Queue.peek`. In a group with a ``filter``, messages that no lease has
         examined are ready or unread, even if they do not match.
         """
-        messages = peek_group(
-            self._context,
-            self._existing(),
-            n,
-            state=state,
-            key=key,
-            message_id=message_id,
-            after=after,
-        )
-        return Records(messages)
+        group, wanted = self._existing(), Wanted(key, message_id)
+        return Records(peek_group(self._context, group, n, wanted, state=state, after=after))
 
     def preview_seek(self, to: str | int | datetime) -> SeekPreview:
         """Return the effects that :meth:`seek` would have, without running it."""

@@ -161,17 +161,26 @@ def _families(overviews: Overviews) -> Iterator[_Family]:
         yield from _of_queues(queues)
 
 
+def _by_group(overviews: list[QueueOverview], part: str) -> list[tuple[tuple[str, str], Any]]:
+    """Return what a part of the overviews has of each group, with the labels of the group."""
+    return [
+        ((overview.path, name), own)
+        for overview in overviews
+        for name, own in getattr(overview, part).items()
+    ]
+
+
 def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    groups = [(overview.path, *item) for overview in overviews for item in overview.groups.items()]
-    owner = type(groups[0][2]) if groups else GroupStats
+    groups = _by_group(overviews, "groups")
+    owner = type(groups[0][1]) if groups else GroupStats
     figures: dict[Metric, list[tuple[str, tuple[str, ...]]]] = {}
     for name, figure in figures_of(owner).items():
         if (metric := figure.metric) is not None:
             figures.setdefault(metric, []).append((name, (figure.label,) if metric.label else ()))
     for metric, named in figures.items():
         samples = [
-            ((path, group, *label), number)
-            for path, group, stats in groups
+            ((*group, *label), number)
+            for group, stats in groups
             for name, label in named
             if (number := _number(getattr(stats, name))) is not None
         ]
@@ -187,11 +196,7 @@ def _number(value: Any) -> float | None:
 
 
 def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    groups = [
-        ((overview.path, name), own)
-        for overview in overviews
-        for name, own in overview.lanes.items()
-    ]
+    groups = _by_group(overviews, "lanes")
     if not groups:
         return
     backlog = (
@@ -216,11 +221,7 @@ def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
 
 
 def _of_durations(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    groups = [
-        ((overview.path, name), own)
-        for overview in overviews
-        for name, own in overview.durations.items()
-    ]
+    groups = _by_group(overviews, "durations")
     for metric, (text, histogram) in _HISTOGRAMS.items() if groups else ():
         samples = ((labels, histogram(own)) for labels, own in groups)
         yield _Family(metric, "histogram", text, ("queue", "group"), samples)

@@ -107,15 +107,16 @@ def _description(described: Mapping[str, Any], settings: GroupSettings) -> Itera
     yield {name: value for name, value in described.items() if name not in parts}
     yield ""
     yield shown_settings(settings, settings, json=False)
-    if len(parts["priorities"]) > 1:
-        yield ""
-        yield Rows(parts["priorities"], _PRIORITY_COLUMNS)
-    if parts["lanes"]:
-        yield ""
-        yield Rows(parts["lanes"], _LANE_COLUMNS)
-    if parts["errors"]:
-        yield ""
-        yield Rows(parts["errors"], _ERROR_COLUMNS)
+    priorities = parts["priorities"] if len(parts["priorities"]) > 1 else []
+    tables = [
+        Rows(priorities, _PRIORITY_COLUMNS),
+        Rows(parts["lanes"], _LANE_COLUMNS),
+        Rows(parts["errors"], _ERROR_COLUMNS),
+    ]
+    for table in tables:
+        if table.rows:
+            yield ""
+            yield table
     for blocker in parts["blockers"]:
         which = f"messages {blocker.first} to {blocker.last}"
         if blocker.first is None:  # a limit blocks
