@@ -213,13 +213,16 @@ class LaneSelector:
         return available
 
     def _leaves(self, level: _Level) -> bool:
-        """Return whether a lease with messages leaves some of a priority to other leases."""
-        if not self._walk.selection.taken:
-            return False
-        if not (level.mixes and level.covers_all_due):
+        """Return whether a lease leaves some of a priority to others, or to its next try."""
+        selection = self._walk.selection
+        if selection.taken and not (level.mixes and level.covers_all_due):
             return True
-        return isinstance(self._walk, OrderedWalk) and self._walk.leaves(
-            level.slots, level.rows, reads=self._reads
+        # If a filter skips all that it finds in the lanes of its block, others may have more.
+        may_leave = bool(selection.taken or selection.skipped)
+        return (
+            may_leave
+            and isinstance(self._walk, OrderedWalk)
+            and self._walk.leaves(level.slots, level.rows, reads=self._reads)
         )
 
     def _level(self, priority: int, available: Mapping[int, int] | None) -> _Level:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ledger_group import SECOND, TIMEOUT, Group, limits
-from support.rule_variants import gets, instead, returns, then
+from support.rule_variants import gets, instead, returns, rule_variant, then
 from support.slot_files import LANES, file_of
 
 from spark_mq.ledger.acquire import AcquireRequest
@@ -138,11 +138,16 @@ class World:
 
     def judge(self, chosen: list[ReferenceMessage], request: AcquireRequest) -> None:
         group, now, seqs = self.reference, self.group.now, [m.seq for m in chosen]
-        # What is unread may have to wait. A filter may skip all that came first of a priority.
-        if self.group.rules.max_tracked_ranges == FEW or (self.filters and self.order == "key"):
+        if self.group.rules.max_tracked_ranges == FEW:  # what is unread may have to wait
             group.check_each(chosen, now)
         else:
+            # What is due later holds back its key, because a lease examines it only then.
+            later = [m for m in group.messages if m.due_at > now and not (m.wanted or m.for_others)]
+            for m in later:
+                m.wanted = True
             group.check_grant(seqs, "", request, now)
+            for m in later:
+                m.wanted = False
         if chosen:
             group.granted(chosen, request.lease_id, request.worker_id, now, request.expires_at)
             self.leases.append(request.lease_id)
@@ -223,3 +228,22 @@ MUTANTS = [
 def test_no_rule_of_filters_can_be_missed(mutant: Mutant) -> None:
     with mutant.applied(), pytest.raises(AssertionError):
         run_worlds()
+
+
+def skip_a_block_of_lanes() -> None:
+    """What matches of the highest priority lies in other lanes than what a lease skips first."""
+    file = file_of(1, (5, 0, 2), (5, 1, 1), (5, 3, 2), (0, 0, 2))
+    group = Group(0, limits(order="key"), [])
+    group.index = MessageIndex([file], 1, lanes=LANES)
+    matches = {file.path: runs_of([False] * 3 + [True] * 4)}
+    grants = [group.ask(f"l{n}", 10, matches=matches) for n in range(3)]
+    found = [(r.first - file.first, r.message_count) for grant in grants for r in grant.ranges]
+    assert found == [(3, 2), (5, 2)], "a lower priority goes first"
+    assert [grant.skipped for grant in grants] == [{"filtered": 3}, {}, {}]
+
+
+def test_a_lower_priority_waits_until_a_filter_has_skipped_all_that_comes_first() -> None:
+    skip_a_block_of_lanes()
+    wrong = rule_variant("OrderedWalk.leaves", returns(False))
+    with wrong, pytest.raises(AssertionError, match="a lower priority goes first"):
+        skip_a_block_of_lanes()
