@@ -137,6 +137,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
         """
         how = validate_choice("to", to, Unblock.WAYS)
         intervals = None if sequences is None else from_sequences(sequences)
+        self._ledger.require_group()
         return self._ledger.run(Unblock(how, intervals))
 
     def discard(
@@ -241,6 +242,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
     @acting_by_default
     def resume(self) -> None:
         """End a pause, and close the breaker. Raises GroupNotFound."""
+        self._ledger.require_group()
         self._ledger.run(Resume())
 
     @property

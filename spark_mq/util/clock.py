@@ -49,21 +49,21 @@ def system_clock() -> datetime:
     return datetime.now(UTC)
 
 
-def to_micros(instant: datetime) -> int:
+def to_micros(instant: datetime, option: str = "datetime") -> int:
     """Convert an aware datetime to microseconds since 1970-01-01 UTC. Raise InvalidOption."""
     if instant.tzinfo is None:
         raise InvalidOption(
-            f"{instant!r} has no time zone; use datetime.now(timezone.utc) or another aware "
-            f"datetime",
-            option="datetime",
+            f"{option}={instant!r} has no time zone: use datetime.now(timezone.utc) or another "
+            "aware datetime",
+            option=option,
             value=instant,
         )
     try:
         delta = instant.astimezone(UTC) - _EPOCH
     except OverflowError:
         raise InvalidOption(
-            f"{instant!r} is out of range in UTC: use years 1 to 9999",
-            option="datetime",
+            f"{option}={instant!r} is out of range in UTC: use years 1 to 9999",
+            option=option,
             value=instant,
         ) from None
     return delta // MICROSECOND

@@ -266,7 +266,7 @@ def validate_position(option: str, value: Any) -> str | int | datetime:
         except ValueError:  # InvalidOption is a ValueError
             pass
     elif isinstance(value, datetime):
-        to_micros(value)
+        to_micros(value, option)
         return value
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_a_group_that_is_not_there_is_named_with_the_nearest(queue: Queue, look:
             LOOKS[look](handle.group("biling"))
         assert caught.value.data["group"] == "biling"
     assert queue.groups() == ["billing"]
+
+
+@pytest.mark.parametrize("look", ["expire", "resume", "unblock"])
+def test_a_group_that_is_not_there_leaves_no_file(tmp_path: Path, look: str) -> None:
+    queue = Queue.create(tmp_path / "orders")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(GroupNotFound):
+        LOOKS[look](queue.group())
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_create_a_handle_creates_no_group(queue: Queue) -> None:
