@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.limits import is_stopped
+from spark_mq.ledger.budget import is_stopped
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, LEASED, SETTLED, UNREAD, Range
 from spark_mq.ledger.stats import GroupStats

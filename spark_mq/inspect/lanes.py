@@ -11,8 +11,8 @@ from operator import attrgetter
 from typing import Final
 
 from spark_mq.errors import CorruptLog
+from spark_mq.ledger.budget import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.lane_backlog import Holder, LaneBacklog, LaneStats, count_lanes
-from spark_mq.ledger.limits import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import DEAD, LEASED, SETTLED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.stats import age_at

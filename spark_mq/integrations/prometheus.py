@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from spark_mq.inspect.durations import BOUNDS, GroupDurations, Histogram
 from spark_mq.inspect.lanes import LaneSummary
 from spark_mq.inspect.overview import QueueOverview
-from spark_mq.ledger.limits import is_stopped
+from spark_mq.ledger.budget import is_stopped
 from spark_mq.ledger.stats import GroupStats, Metric, figures_of
 from spark_mq.util.clock import to_seconds
 

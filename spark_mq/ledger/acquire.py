@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
-from spark_mq.ledger.budget import Budget, RateLimits
+from spark_mq.ledger.budget import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Budget, RateLimits, limit_in
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
@@ -20,8 +20,6 @@ from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.isolation import RESERVED_ATTEMPTS
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector
-from spark_mq.ledger.limits import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, limit_in
-from spark_mq.ledger.lost import without_lost
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
@@ -29,7 +27,7 @@ from spark_mq.ledger.selection import FILTERED, OTHER_GROUP, REPLACED
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.stream_batch import StreamBatch
-from spark_mq.ledger.transitions import expire_leases, rejected
+from spark_mq.ledger.transitions import expire_leases, rejected, without_lost
 from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.user import worker_label
 
@@ -189,8 +187,6 @@ def _lease_note(request: AcquireRequest, grant: Grant) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Search:
-    """The search for messages that can be read."""
-
     ledger: Ledger  # the next one
     grant: Grant = _NOTHING
     unchecked: tuple[DataFile, ...] = ()
@@ -328,7 +324,6 @@ def acquire(
 
 
 def _count_bytes(ranges: Iterable[Range], index: MessageIndex) -> int:
-    """Return the estimated bytes of ranges in the data files."""
     return sum(index.size(r.first, r.last) for r in ranges)
 
 

@@ -1,4 +1,4 @@
-"""Limit what a lease takes: messages and estimated bytes, at once and by the group's rate.
+"""Limit what a lease takes, at once and by the rate of its group.
 
 A :class:`Budget` answers while messages are taken, so nothing is selected that must be given back.
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, NamedTuple
 
-from spark_mq.ledger.limits import RATE_LIMIT
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LedgerHeader
 from spark_mq.ledger.settings import GroupSettings
@@ -24,12 +23,47 @@ from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.setting_fields import Rate
 from spark_mq.util.show import show_moment
 
-__all__ = ["Budget", "RateLimits"]
+__all__ = [
+    "LAST_ATTEMPT",
+    "MAX_IN_FLIGHT",
+    "MAX_IN_FLIGHT_BYTES",
+    "MAX_IN_FLIGHT_PER_KEY",
+    "RATE_LIMIT",
+    "Budget",
+    "RateLimits",
+    "is_stopped",
+    "limit_in",
+]
 
+# The limits of a group, which end by themselves. Any other reason for no lease stops it.
+MAX_IN_FLIGHT: Final = "max_in_flight"
+MAX_IN_FLIGHT_BYTES: Final = "max_in_flight_bytes"
+MAX_IN_FLIGHT_PER_KEY: Final = "max_in_flight_per_key"
+RATE_LIMIT: Final = "rate_limit"
+LAST_ATTEMPT: Final = "last_attempt"
+"""A suspect on its last attempt is alone in its worker. The group's settings do not limit that."""
+_LIMITS: Final = (
+    LAST_ATTEMPT,
+    MAX_IN_FLIGHT,
+    MAX_IN_FLIGHT_BYTES,
+    MAX_IN_FLIGHT_PER_KEY,
+    RATE_LIMIT,
+)
 SHARE: Final = 4
 """A lease waits for the 1/SHARE of a burst, so that a busy group makes few small leases."""
 
 _SAMPLED: Final = 100  # slices of files that an estimate of the mean message size looks at
+
+
+def limit_in(why: str) -> str:
+    """Return the limit that is a reason for no lease, such as "max_in_flight", or no text."""
+    name = why.partition(":")[0]
+    return name if name in _LIMITS else ""
+
+
+def is_stopped(why: str) -> bool:
+    """Return whether a reason for no lease is a problem, as it is unless it is a limit."""
+    return bool(why) and not limit_in(why)
 
 
 @dataclass(slots=True)
@@ -96,7 +130,6 @@ class _Bucket(NamedTuple):
         return max(0, self.full_at - max(now, self.noted_at))
 
     def units(self, now: int) -> int:
-        """Return how many units it has."""
         return self.rate.units_in(max(0, self.most - self.missing(now)))
 
     def least(self, units: int | None) -> int:

@@ -50,7 +50,7 @@ DROP_GROUP: Final = _Drop.GROUP  # instead of the next ledger
 NextLedger = Ledger | Literal[_Drop.GROUP] | None  # to commit. None if there is nothing
 
 
-class Priority(Enum):
+class Priority(float, Enum):
     """How long a commit pauses if others compete. The value is a share of the common pause."""
 
     #: For settles and extensions. They come first, or leases would starve them.
@@ -98,7 +98,6 @@ class FileProblems:
         return path in self.readable and (self.matches is None or path in self.matches)
 
     def has_no_check(self, path: str) -> bool:
-        """Return whether nothing is known about a file."""
         problems = (self.damaged, self.out_of_reach, self.unfinished)
         return not self.knows(path) and not any(path in paths for paths in problems)
 

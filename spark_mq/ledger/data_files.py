@@ -40,7 +40,7 @@ class DataFile:
     times: DeliveryTimes | None = None  # None if no message has a deliver_at or expires_at
     slots: str = ""  # see ``slots.encode_slots``; empty if all rows are in the last slot
     batch: str = ""  # the id of its message batch, or empty
-    replaces: str = ""  # see ``replaced.encode_replaced``; empty if it replaces no message
+    replaces: str = ""  # see :func:`encode_replaced`; empty if it replaces no message
     group: str = ""  # the only group that gets its messages; empty if all do
 
     @property
@@ -183,7 +183,6 @@ class FileColumns:
         return replace(self, paths=paths, **dict(zip(_TEXTS, texts, strict=True)))
 
     def part(self, start: int, end: int) -> FileColumns:
-        """Return the files at places `start` to `end`."""
         if start <= 0 and end >= len(self):
             return self
         files = slice(start, end)
@@ -217,7 +216,6 @@ class FileColumns:
 
     @cached_property
     def before(self) -> array[int]:
-        """Return the number of messages before each file."""
         return array("q", accumulate(self.rows[:-1], initial=0))
 
     @cached_property
@@ -225,7 +223,6 @@ class FileColumns:
         return sum(self.rows)
 
     def find(self, path: str) -> int | None:
-        """Return the place of a file, or None."""
         if len(self) < PART_FILES:
             return next((at for at, known in enumerate(self.paths) if known == path), None)
         hashes, places = self._lookup
@@ -288,7 +285,6 @@ class FileList(Sequence[DataFile]):
         return FileList((rest, *self.parts[number + 1 :]), self._before[number] + part.before[at])
 
     def columns(self, start: int, end: int) -> FileColumns:
-        """Return the files at places `start` to `end`."""
         whole = FileColumns.of(())
         for place, part in zip(self._places, self.parts, strict=False):
             low, high = max(start - place, 0), min(end - place, len(part))
@@ -332,7 +328,6 @@ class FileList(Sequence[DataFile]):
 
     @cached_property
     def with_slots(self) -> bool:
-        """Return whether a file has slots."""
         return any(part.slots.firsts for part in self.parts)
 
     @cached_property
@@ -395,7 +390,6 @@ class FileList(Sequence[DataFile]):
                     yield start, end, sparse.values[at]
 
     def find(self, path: str) -> int | None:
-        """Return the place of a file, or None."""
         for place, part in zip(self._places, self.parts, strict=False):
             if (at := part.find(path)) is not None:
                 return place + at

@@ -32,7 +32,6 @@ class TimeColumns:
 
     @classmethod
     def of(cls, files: Iterable[Iterable[TimedRun]]) -> TimeColumns:
-        """Return the runs of some files."""
         stops, due, expires, ends, *bounds = (array("q") for _ in range(7))
         for runs in files:
             row, start = 0, len(stops)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final
@@ -123,6 +123,16 @@ class LedgerEditor:
             if of_lease and (before.lease_size or 1) > 1:
                 happened = happened._replace(suspect=True, lease_size=before.lease_size)
             self.record_event(event, happened)
+
+    def replace(
+        self, removed: Iterable[Range], become: Callable[[Range], Range], event: str = ""
+    ) -> int:
+        """Add what removed ranges become, with its event. Return the number of messages."""
+        messages = 0
+        for r in removed:
+            self.add(become(r), r, event)
+            messages += r.message_count
+        return messages
 
     def record_event(self, event: str, r: Range) -> None:
         self._events.append((event, r))

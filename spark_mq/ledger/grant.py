@@ -8,11 +8,11 @@ from operator import attrgetter
 from typing import Final
 
 from spark_mq.errors import SparkMQError
+from spark_mq.ledger.budget import is_stopped
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.key_order import claims_on_lanes
 from spark_mq.ledger.lane_walk import LaneWalk
-from spark_mq.ledger.limits import is_stopped
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -171,10 +171,8 @@ def _add_passed_over(
     *,
     rules: GroupSettings,
 ) -> None:
-    """Add the unread messages before others that the lease took, and those up to `reach`.
-
-    Those that only other groups get are settled.
-    """
+    """Add the unread messages before others that the lease took, and those up to `reach`."""
+    # Those that only other groups get are settled.
     begin, end = editor.ledger.end_sequence + 1, max([reach, *(last for _, last in taken)])
     if len(taken) == 1 and not index.count(begin, taken[0][0] - 1) and taken[0][1] == end:
         return  # nothing is passed over

@@ -1,9 +1,11 @@
-"""Define sets of sequences as inclusive intervals ``(first, last)``."""
+"""Define sets of sequences as inclusive intervals ``(first, last)``, also as text."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from operator import eq, itemgetter
 from typing import Any, Final, overload
 
@@ -11,14 +13,18 @@ from spark_mq.errors import InvalidOption
 from spark_mq.util.validation import is_message, plain_number, plain_values, short_repr
 
 __all__ = [
+    "MAX_REPLACED_BYTES",
     "Interval",
     "SequenceRange",
+    "decode_replaced",
+    "encode_replaced",
     "format_intervals",
     "from_sequences",
     "intersect",
     "normalise",
     "split_at",
     "subtract",
+    "valid_replaced",
 ]
 
 Interval = tuple[int, int]
@@ -162,3 +168,36 @@ def split_at(
         else:
             yield True, first, min(last, high)
             first, at = high + 1, at + 1
+
+
+# The messages that those of a file replace are text in the ``add`` of that file. Every reader of
+# the log reads it, and every checkpoint keeps it, so it is bounded in each commit.
+MAX_REPLACED_BYTES: Final = 2**18
+_INTERVAL: Final = r"[0-9]{1,19}(\+[0-9]{1,19})?"
+_REPLACED: Final = re.compile(f"{_INTERVAL}(,{_INTERVAL})*")
+
+
+def encode_replaced(sequences: Iterable[int]) -> str:
+    """Return sequences as text, such as ``7+2,4`` for 7 to 9 and 13."""
+    # Each number counts on from the one before, so that the sequences of one commit are short.
+    parts, before = list[str](), 0
+    for first, last in normalise((sequence, sequence) for sequence in sequences):
+        more = f"+{last - first}" if last > first else ""
+        parts.append(f"{first - before}{more}")
+        before = last
+    return ",".join(parts)
+
+
+def decode_replaced(text: str) -> list[Interval]:
+    """Return the intervals in a text of :func:`encode_replaced`, in order."""
+    pairs = (part.partition("+") for part in text.split(","))
+    steps = ((int(gap), int(more or 0)) for gap, _, more in pairs)
+    ends = list(accumulate(chain.from_iterable(steps)))
+    return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+def valid_replaced(text: object, before: int) -> bool:
+    """Return whether a tag names messages before a sequence. Any writer may have written it."""
+    if not isinstance(text, str) or not _REPLACED.fullmatch(text):
+        return False
+    return decode_replaced(text)[-1][1] < before

@@ -90,8 +90,7 @@ class Intervene(Command[Intervention]):
             return ledger, Intervention(held=held)
         if how == RETRY_NOW and (expired := list(_expired(ledger, index, wanted, now))):
             return ledger, Intervention(expired=expired)
-        attempts = view.settings.max_delivery_attempts
-        change = _Change(ledger, index, now, how, error=self.reason, attempts=attempts)
+        change = _Change(self, view, ledger)
         for piece in change.editor.cut(wanted, index, _TRACKED):
             change.apply(piece)
         unread = wanted if how != RETRY_NOW else _delayed_unread(ledger, index, wanted, now)
@@ -139,18 +138,10 @@ def _delayed_unread(
 
 
 class _Change:
-    def __init__(
-        self,
-        ledger: Ledger,
-        index: MessageIndex,
-        now: int,
-        how: str,
-        *,
-        error: str | None,
-        attempts: int | None,
-    ) -> None:
-        self.index, self.now, self.how, self.attempts = index, now, how, attempts
-        self.error = None if error is None else truncate_error(error)
+    def __init__(self, command: Intervene, view: View, ledger: Ledger) -> None:
+        self.index, self.now, self.how = view.log, view.now, command.how
+        self.attempts = view.settings.max_delivery_attempts
+        self.error = None if command.reason is None else truncate_error(command.reason)
         self.editor = LedgerEditor(ledger)
         self.done = Intervention()
         self.fenced: set[str] = set()  # the leases that messages were taken from

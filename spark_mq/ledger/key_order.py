@@ -31,7 +31,6 @@ def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
 
 
 def held_lanes(ledger: Ledger, index: MessageIndex) -> int:
-    """Return the set of the lanes that leases hold."""
     rows = ledger.find((LEASED,))
     sets = set(index.slots_of(ledger.first_sequences, ledger.last_sequences, rows))
     return index.layout.lanes_in(reduce(or_, sets, 0))

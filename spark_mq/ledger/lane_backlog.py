@@ -90,17 +90,10 @@ class LaneBacklog:
     """The unsettled messages of a group by slot, and the first piece of each slot."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        index: MessageIndex,
-        *,
-        ordered: bool,
-        now: int,
-        limit: int | None = None,
-        max_runs: int = MAX_RUNS,
+        self, ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int, max_runs: int
     ) -> None:
-        self.ledger, self.index, self.ordered, self._limit = ledger, index, ordered, limit
-        self._now = now
+        self.ledger, self.index, self._now = ledger, index, now
+        self.ordered, self._limit = is_ordered(index, rules), rules.max_in_flight_per_key
         self.layout = index.layout
         slots = self.layout.width * (MAX_PRIORITY + 1)
         self.counts = {state: [0] * slots for state in STATES}  # by state, then by slot
@@ -137,7 +130,6 @@ class LaneBacklog:
         return True
 
     def _is_later(self, piece: Piece) -> bool:
-        """Return whether the messages of a piece are scheduled for later."""
         return piece.state == DELAYED and due_at(self.index, piece.first) > self._now
 
     def _note(self, piece: Piece, slot: int) -> None:
@@ -219,9 +211,7 @@ def count_lanes(
     ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: int, max_runs: int = MAX_RUNS
 ) -> LaneBacklog:
     """Count the unsettled messages of a group by priority and lane, up to `max_runs` runs."""
-    ordered = is_ordered(index, rules)
-    limit = rules.max_in_flight_per_key
-    backlog = LaneBacklog(ledger, index, ordered=ordered, now=now, limit=limit, max_runs=max_runs)
+    backlog = LaneBacklog(ledger, index, rules, now, max_runs)
     for piece in walk(ledger, index, now, ledger.head.start_sequence + 1):
         if piece.state != SETTLED and not backlog.add(piece):
             return backlog

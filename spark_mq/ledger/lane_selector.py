@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from spark_mq.ledger.budget import Budget
-from spark_mq.ledger.candidates import Candidates
-from spark_mq.ledger.due_ranges import AcquireKind, DueRanges, Head
+from spark_mq.ledger.budget import LAST_ATTEMPT, Budget
 from spark_mq.ledger.grant import (
     MAX_LEASES_WITHOUT_FRESH,
     AcquireRequest,
@@ -26,6 +24,9 @@ from spark_mq.ledger.grant import (
 from spark_mq.ledger.intervals import Interval, intersect
 from spark_mq.ledger.isolation import (
     ASSUMED_ATTEMPTS,
+    AcquireKind,
+    DueRanges,
+    Head,
     failed_together,
     holds_last_attempt,
     holds_leases,
@@ -35,8 +36,7 @@ from spark_mq.ledger.isolation import (
 )
 from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
 from spark_mq.ledger.lane_shares import LaneShares, SharedWalk, divides_lanes
-from spark_mq.ledger.lane_walk import LaneWalk, OneLaneWalk, OrderedWalk
-from spark_mq.ledger.limits import LAST_ATTEMPT
+from spark_mq.ledger.lane_walk import Candidates, LaneWalk, OneLaneWalk, OrderedWalk
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
 from spark_mq.ledger.selection import Selection, WalkFilter
@@ -281,7 +281,6 @@ class LaneSelector:
 
 
 def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
-    """Return whether the ledger may take no more unread messages."""
     # Delayed ranges do not count, and neither do ranges that wait for the sweep or the owner.
     if ledger.size < rules.max_tracked_ranges:
         return False

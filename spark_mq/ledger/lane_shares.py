@@ -15,11 +15,9 @@ from heapq import merge
 from operator import or_
 from typing import Final
 
-from spark_mq.ledger.budget import Budget
-from spark_mq.ledger.candidates import Candidates
+from spark_mq.ledger.budget import MAX_IN_FLIGHT_PER_KEY, Budget
 from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.lane_walk import LaneWalk, Visit
-from spark_mq.ledger.limits import MAX_IN_FLIGHT_PER_KEY
+from spark_mq.ledger.lane_walk import Candidates, LaneWalk, Visit
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, Ledger
 from spark_mq.ledger.selection import MAX_PIECES, Selection
@@ -38,7 +36,6 @@ _UNIT: Final = 1 << 20  # of virtual time: the distance of single messages of we
 
 
 def divides_lanes(index: MessageIndex, rules: GroupSettings) -> bool:
-    """Return whether leases are divided between lanes."""
     wanted = rules.order == "fair" or rules.max_in_flight_per_key is not None
     return wanted and index.layout.lanes > 0
 
@@ -72,7 +69,6 @@ class LaneShares:
 
     @property
     def full_lanes(self) -> int:
-        """Return the set of the lanes that are at their limit."""
         limit = self._limit
         if limit is None:
             return 0
@@ -93,7 +89,6 @@ class LaneShares:
         return min(most, self._limit - self._held.get(lane, 0))
 
     def take(self, slot: int, messages: int) -> None:
-        """Note that the lease takes some messages."""
         if self._divided:
             self._portions[slot] -= messages
         if self._limit is not None:

@@ -18,8 +18,7 @@ from typing import Final, cast
 
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
 from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
-from spark_mq.ledger.intervals import Interval, intersect, normalise
-from spark_mq.ledger.replaced import decode_replaced
+from spark_mq.ledger.intervals import Interval, decode_replaced, intersect, normalise
 from spark_mq.ledger.slots import FileSlots, SlotLayout, decode_slots
 
 __all__ = [
@@ -167,11 +166,9 @@ class MessageIndex:
 
     @property
     def forgotten(self) -> int:
-        """Return the number of forgotten messages."""
         return self.files.forgotten
 
     def count(self, first: int, last: int) -> int:
-        """Count the messages in ``first..last``, inclusive."""
         located = self.files.locate(first)
         if located is not None and first <= last <= located[0].last_at(located[1]):
             return last - first + 1
@@ -234,11 +231,9 @@ class MessageIndex:
         return self.has_times_after(first - 1) and any(self.files.values_in(_TIMES, first, last))
 
     def has_times_after(self, seq: int) -> bool:
-        """Return whether a file with times ends after `seq`."""
         return self.files.last_timed > seq
 
     def timed_files(self, after: int) -> list[DataFile]:
-        """Return the files with times that end after a sequence."""
         timed = self.files.values_in(_TIMES, after + 1, self.last_sequence)
         return [self.file_at(first) for first, _, _ in timed]
 
@@ -267,10 +262,8 @@ class MessageIndex:
         return file.first == first and file.path == path
 
     def batches(self) -> dict[str, list[Interval]]:
-        """Return the messages of each message batch as intervals, neighbouring files as one.
-
-        Callers share the result, so they do not change it.
-        """
+        """Return the messages of each message batch as intervals, neighbouring files as one."""
+        # Callers share the result, so they do not change it.
         up_to, batches = self._batches
         if up_to < self.last_sequence:
             if any(self.files.values_in(_BATCHES, up_to + 1, self.last_sequence)):
@@ -315,7 +308,6 @@ class MessageIndex:
         return self.last_sequence, last_replaced, ((more, *known) if more else known)
 
     def is_addressed_after(self, seq: int) -> bool:
-        """Return whether a file for one group alone ends after `seq`."""
         return self.files.last_addressed > seq
 
     def for_others(self, first: int, last: int, group: str) -> list[Interval]:
@@ -337,7 +329,6 @@ class MessageIndex:
                 yield number, begins + start, begins + end
 
     def slots_in(self, first: int, last: int) -> int:
-        """Return the set of the slots of the messages in ``first..last``."""
         # Each lease needs the same ranges again.
         ranges = self._slots.ranges
         slots = ranges.get((first, last))

@@ -234,11 +234,10 @@ class Unblock(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
-        editor, messages = LedgerEditor(ledger), 0
+        editor = LedgerEditor(ledger)
         wanted = [(0, MAX_SEQUENCE)] if self.intervals is None else self.intervals
-        for piece in editor.cut(wanted, view.log, (BLOCKED,)):
-            editor.add(_unblocked(piece, view.now, self.how), piece, "unblocked")
-            messages += piece.message_count
+        blocked = editor.cut(wanted, view.log, (BLOCKED,))
+        messages = editor.replace(blocked, lambda r: _unblocked(r, view.now, self.how), "unblocked")
         return counted_change(f"{self.name}: {self.how}", editor.build(), messages)
 
 

@@ -246,10 +246,8 @@ Condition = tuple[str, str, Any]
 
 
 def of_process(worker_id: str) -> Condition:
-    """Return what is true for the leases that end together with a worker's process.
-
-    Its name says nothing, because workers of several processes may share one.
-    """
+    """Return what is true for the leases that end together with a worker's process."""
+    # A name says nothing, because workers of several processes may share one.
     process, is_known = process_of(worker_id)
     return "worker_id", "starts with" if is_known else "=", process
 
@@ -371,7 +369,6 @@ class Ledger:
         return list(to_ranges(self.ranges.take(pa.array(rows, pa.int64())))) if rows else []
 
     def values_at(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """Return the values of a field in some rows."""
         if self.rows is not None:
             return [getattr(self.rows[row], name) for row in rows]
         return cast(list[Any], self._column(name).take(pa.array(rows, pa.int64())).to_pylist())

@@ -5,13 +5,14 @@ A transfer id identifies one copy, and only that id gives the right to settle it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, counted_change
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
-from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger, Range
 from spark_mq.ledger.transitions import expire_leases
 
 __all__ = [
@@ -68,16 +69,13 @@ class Freeze(Command[int]):
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:
-        editor, messages = LedgerEditor(view.ledger), 0
-        for piece in editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD)):
-            frozen = piece._replace(
-                state=TRANSFERRING,
-                lease_id=self.transfer_id,
-                available_at=None,
-                reason=self.reason,
-            )
-            editor.add(frozen, piece, "set_aside")
-            messages += piece.message_count
+        def frozen(r: Range) -> Range:
+            moved = r._replace(state=TRANSFERRING, lease_id=self.transfer_id, reason=self.reason)
+            return moved._replace(available_at=None)
+
+        editor = LedgerEditor(view.ledger)
+        waiting = editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD))
+        messages = editor.replace(waiting, frozen, "set_aside")
         return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
 
 
@@ -96,10 +94,13 @@ class SettleRouted(Command[int]):
     exclusive = True
 
     def apply(self, view: View) -> Change[int]:
-        rows, note = _frozen(view.ledger, self.transfer_id), {"lease_id": self.transfer_id}
-        if self.detail:
-            note["detail"] = self.detail
-        return _settle(view.ledger, rows, self.event, note)
+        editor = LedgerEditor(view.ledger)
+        frozen = editor.remove(_frozen(view.ledger, self.transfer_id))
+        messages = editor.replace(frozen, Range.as_settled, self.event)
+        note: dict[str, Any] = {"lease_id": self.transfer_id}
+        note |= {"detail": self.detail} if self.detail else {}
+        note |= {"operation": self.event, "messages": messages}
+        return Change(editor.build() if messages else None, messages, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,12 @@ class Unfreeze(Command[int]):
     exclusive = True
 
     def apply(self, view: View) -> Change[int]:
-        editor, messages = LedgerEditor(view.ledger), 0
-        for r in editor.remove(_frozen(view.ledger, self.transfer_id)):
-            editor.add(r._replace(state=AVAILABLE, lease_id=None, reason=None), r, "put_back")
-            messages += r.message_count
+        editor = LedgerEditor(view.ledger)
+        messages = editor.replace(
+            editor.remove(_frozen(view.ledger, self.transfer_id)),
+            lambda r: r._replace(state=AVAILABLE, lease_id=None, reason=None),
+            "put_back",
+        )
         return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
 
 
@@ -136,10 +139,9 @@ class Discard(Command[int]):
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:
-        editor, messages = LedgerEditor(view.ledger), 0
-        for piece in editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD)):
-            editor.add(piece.as_settled(), piece, "discarded")
-            messages += piece.message_count
+        editor = LedgerEditor(view.ledger)
+        waiting = editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD))
+        messages = editor.replace(waiting, Range.as_settled, "discarded")
         return counted_change(self.name, editor.build(), messages, detail=self.detail)
 
 
@@ -152,19 +154,11 @@ class DropDead(Command[int]):
 
     def apply(self, view: View) -> Change[int]:
         ledger = expire_leases(view.ledger, view.now, view.settings)
-        return _settle(ledger, ledger.find((DEAD,)), "dropped", {"operation": self.name})
+        editor = LedgerEditor(ledger)
+        dead = editor.remove(ledger.find((DEAD,)))
+        messages = editor.replace(dead, Range.as_settled, "dropped")
+        return counted_change(self.name, editor.build(), messages)
 
 
 def _frozen(ledger: Ledger, transfer_id: str) -> list[int]:
     return ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id))
-
-
-def _settle(
-    ledger: Ledger, rows: Sequence[int], event: str, note: Mapping[str, str]
-) -> Change[int]:
-    editor, messages = LedgerEditor(ledger), 0
-    for r in editor.remove(rows):
-        editor.add(r.as_settled(), r, event)
-        messages += r.message_count
-    given = {"operation": event, "messages": messages, **note}
-    return Change(editor.build() if messages else None, messages, given)

@@ -64,7 +64,6 @@ def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeS
 
 
 def was_due(r: Range) -> bool:
-    """Return whether messages were delivered before, or made due by the owner."""
     return r.delivery_count > 0 or r.reason is not None
 
 

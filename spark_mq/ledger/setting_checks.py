@@ -51,7 +51,6 @@ def check_replaces(replaces: bool, ids_count: bool) -> None:
 
 
 def wrong_format(actual: Any, known: int, path: str | None) -> UnsupportedTable:
-    """Return the error for a queue of another format."""
     older = isinstance(actual, int) and actual < known
     fix = (
         "create a new queue with this version and publish its messages there; read the old queue "

@@ -213,10 +213,8 @@ class GroupSettings(Settings):
         return round(delay * (1 + self.retry_jitter * jitter))
 
     def failure_limit(self, own: bool) -> int | None:
-        """Return the number of the failure that is final, or None.
-
-        The first failure of a whole lease is never final, because the lease held innocent messages.
-        """
+        """Return the number of the failure that is final, or None."""
+        # The first failure of a whole lease is never final, because it held innocent messages.
         limit = 1 if self.retry == "none" else self.max_failures
         return limit if limit is None or own else max(2, limit)
 

@@ -154,7 +154,7 @@ def _settle_part(view: View, ledger: Ledger, part: SettlePart) -> tuple[Ledger, 
     ordered = rules.order == "key" and is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, part.lease_id):
         ledger, _ = return_behind(ledger, index, now, part.lease_id)
-    settling = _Settling(ledger, index, now, rules, part)
+    settling = _Settling(view, ledger, part)
     settling.visit(part.intervals)
     after = settling.finish()
     if ordered and part.verb in (NACK, RELEASE):
@@ -163,22 +163,14 @@ def _settle_part(view: View, ledger: Ledger, part: SettlePart) -> tuple[Ledger, 
 
 
 def _has_expired_part(ledger: Ledger, lease_id: str) -> bool:
-    """Return whether only a part of a lease has expired."""
     own = ("lease_id", "=", lease_id)
     return bool(ledger.find((AVAILABLE,), own)) and bool(ledger.find((LEASED,), own))
 
 
 class _Settling(LeaseWalker):
-    def __init__(
-        self,
-        ledger: Ledger,
-        index: MessageIndex,
-        now: int,
-        rules: GroupSettings,
-        part: SettlePart,
-    ) -> None:
-        super().__init__(ledger, index, part.lease_id, whole=part.whole)
-        self.now, self.rules, self.part = now, rules, part
+    def __init__(self, view: View, ledger: Ledger, part: SettlePart) -> None:
+        super().__init__(ledger, view.log, part.lease_id, whole=part.whole)
+        self.now, self.rules, self.part = view.now, view.settings, part
         self._last: Range | None = None  # the last settled piece, and the result for it
         self._result: Range | None = None
         self._failed: Range | None = None  # the first leased piece that failed

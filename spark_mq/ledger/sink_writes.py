@@ -52,7 +52,6 @@ def without_last_write(r: Range) -> str | None:
 
 
 def next_write(ledger: Ledger, now: int) -> SinkWrite:
-    """Return the write of the next lease."""
     texts = ledger.distinct("sink_writes", UNSETTLED) - {None}
     used = {write.writer for text in texts for write in parse_writes(text)}
     writer = next(n for n in range(len(used) + 1) if n not in used)

@@ -100,15 +100,11 @@ class GroupFacts:
         return self.sums.get(state, _NOTHING)
 
     @property
-    def first_unsettled(self) -> int | None:
-        # The lowest range of a ledger is never settled.
-        return min(_known(state.first for state in self.sums.values()), default=None)
-
-    @property
     def oldest_since(self) -> int | None:
         if self.index.has_times_after(self.start_sequence):
             return self.oldest_due_at
-        first = self.first_unsettled
+        # The lowest range of a ledger is never settled.
+        first = min(_known(state.first for state in self.sums.values()), default=None)
         return None if first is None else self.index.file_at(first).committed_at
 
 

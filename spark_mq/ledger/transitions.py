@@ -1,18 +1,22 @@
-"""Expire leases, apply limits, and count failed leases in the breaker."""
+"""Expire leases, apply limits, count failed leases in the breaker, and settle what is lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
+from spark_mq.errors import DataLossError
+from spark_mq.ledger.commands import Change, Command, Needs, View
 from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
     BLOCKED,
     DEAD,
     LEASED,
     SETTLED,
+    UNREAD,
     Condition,
     Ledger,
     Range,
@@ -20,6 +24,7 @@ from spark_mq.ledger.ranges import (
 )
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND
+from spark_mq.util.show import show_count
 
 __all__ = [
     "AGE_LIMIT",
@@ -27,6 +32,7 @@ __all__ = [
     "EXPIRED",
     "FAILURE_LIMIT",
     "REQUESTED",
+    "SettleLost",
     "counted_from_zero",
     "exhaust",
     "exhausted_limit",
@@ -37,10 +43,12 @@ __all__ = [
     "record_expired_leases",
     "record_failure",
     "rejected",
+    "settle_lost",
     "to_available",
     "to_dead",
     "with_failure",
     "without_lone_blame",
+    "without_lost",
 ]
 
 ATTEMPT_LIMIT: Final = "max_delivery_attempts"
@@ -88,10 +96,8 @@ def expire_leases(
 
 
 def without_lone_blame(ledger: Ledger, late: list[int]) -> Ledger:
-    """Return the ledger in which no message counts as alone whose process held other leases.
-
-    They may all have ended with it, so nobody knows which message was the culprit.
-    """
+    """Return the ledger in which no message counts as alone whose process held other leases."""
+    # They may all have ended with it, so nobody knows which message was the culprit.
     editor = LedgerEditor(ledger)
     for process in {of_process(worker) for worker in ledger.values_at("worker_id", late) if worker}:
         rows = ledger.find((LEASED,), process)
@@ -109,11 +115,9 @@ def without_lone_blame(ledger: Ledger, late: list[int]) -> Ledger:
 def record_expired_leases(
     editor: LedgerEditor, leased: Iterable[Range], rules: GroupSettings
 ) -> None:
-    """Count each expired lease in the breaker, by order of deadlines.
-
-    The first delivery of a message does not count, unless it is the trial. Its usual end is a
-    worker that was stopped, such as for a deployment.
-    """
+    """Count each expired lease in the breaker, by order of deadlines."""
+    # The first delivery of a message does not count, unless it is the trial. Its usual end is a
+    # worker that was stopped, such as for a deployment.
     firsts: dict[str | None, Range] = {}
     for r in leased:
         firsts.setdefault(r.lease_id, r)
@@ -138,7 +142,6 @@ def record_failure(
 
 
 def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
-    """Return the available rows past a limit."""
     # Failures of whole leases do not exhaust a suspect, which is first delivered alone.
     rows: set[int] = set()
     if rules.max_delivery_attempts is not None:
@@ -204,10 +207,8 @@ def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> s
 
 
 def to_available(r: Range, available_at: int, error: str | None) -> Range:
-    """Return the range as available, without its lease.
-
-    If it has failed, ``leased_at`` stays as the time of the last delivery.
-    """
+    """Return the range as available, without its lease."""
+    # If it has failed, ``leased_at`` stays as the time of the last delivery.
     return r._replace(
         state=AVAILABLE,
         lease_id=None,
@@ -251,3 +252,55 @@ def rejected(r: Range, rules: GroupSettings, reason: str, error: str | None) -> 
     """Return a rejected range as dead or settled, by ``on_reject``."""
     state = SETTLED if rules.on_reject == "drop" else DEAD
     return to_dead(r, reason, error)._replace(state=state)
+
+
+def without_lost(view: View, ledger: Ledger, fail: bool) -> tuple[Ledger, str]:
+    """Settle dropped unread messages as lost, with a text for the log. Raise DataLossError."""
+    if view.horizon <= ledger.head.start_sequence:
+        return ledger, ""
+    after, lost = settle_lost(ledger, view.log, view.horizon)
+    if not lost:
+        return ledger, ""
+    if fail:
+        raise DataLossError(
+            f"group {view.group!r} lost {show_count(lost, 'message')} up to {view.horizon} to the "
+            "queue's hard limit, or its group_expiry, before it had settled them. Accept the loss "
+            "with fail_on_data_loss=False (failOnDataLoss in a stream), or seek('earliest')",
+            group=view.group, lost=lost, horizon=view.horizon,
+        )  # fmt: skip
+    return after, (
+        f"lost {show_count(lost, 'message')} up to {view.horizon}, dropped by the queue's hard "
+        "limit, or its group_expiry"
+    )
+
+
+def settle_lost(
+    ledger: Ledger,
+    index: MessageIndex,
+    horizon: int,
+    event: str = "lost",
+    states: Collection[str] = (AVAILABLE, DEAD, BLOCKED, UNREAD),
+) -> tuple[Ledger, int]:
+    """Settle messages up to a trim horizon as lost, if in some states, and count them.
+
+    Leased ones are left out by default, because a holder may have read its messages.
+    """
+    if horizon <= ledger.head.start_sequence:
+        return ledger, 0
+    editor = LedgerEditor(ledger)
+    lost = editor.replace(editor.cut([(0, horizon)], index, states), Range.as_settled, event)
+    return editor.build(), lost
+
+
+@dataclass(frozen=True, slots=True)
+class SettleLost(Command[None]):
+    """Settle messages that a trim dropped unread, or raise DataLossError with `fail`."""
+
+    fail: bool
+
+    name = "data_loss"
+    needs = Needs(horizon="if lost")
+
+    def apply(self, view: View) -> Change[None]:
+        after, lost = without_lost(view, view.ledger, self.fail)
+        return Change(after, None, {"operation": self.name}, alarm=lost)

@@ -78,10 +78,8 @@ def walk(ledger: Ledger, index: MessageIndex, now: int, first: int = 0) -> Itera
 def walk_unread(
     index: MessageIndex, first: int, now: int, rules: GroupSettings, group: str
 ) -> Iterator[Piece]:
-    """Yield the messages from a sequence on, none of which a group has leased, in order.
-
-    Those that only other groups get are settled, because its next lease skips them.
-    """
+    """Yield the messages from a sequence on, none of which a group has leased, in order."""
+    # Those that only other groups get are settled, because its next lease skips them.
     last, timed = index.last_sequence, index.has_times_after(first - 1)
     for low, high in (*index.for_others(first, last, group), (last + 1, last)):
         unread = range_between(index, first, low - 1, UNREAD)
@@ -201,7 +199,6 @@ class StateSum(NamedTuple):
     suspect: bool = False  # whether some are suspects
 
     def joined(self, other: StateSum) -> StateSum:
-        """Return the sum of both."""
         return StateSum(
             self.messages + other.messages,
             self.ranges + other.ranges,

@@ -23,10 +23,10 @@ from spark_mq.ledger.log_fingerprints import (
     forget,
     with_fingerprint,
 )
-from spark_mq.ledger.lost import settle_lost
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.ledger.states import CHANGEABLE
+from spark_mq.ledger.transitions import settle_lost
 from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
 from spark_mq.maintenance.find_letters import REDRIVE
 from spark_mq.maintenance.redrive import Redrive, goes_to_other

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.limits import is_stopped
+from spark_mq.ledger.budget import is_stopped
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.spark.private_spark import wait_for_events
 from spark_mq.streaming.offset import check_offset

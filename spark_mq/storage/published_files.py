@@ -19,9 +19,9 @@ from spark_mq.delta.actions import AddFile, Commit, RemovedFile, log_path, resto
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.data_files import FileList
+from spark_mq.ledger.intervals import valid_replaced
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, sequence
-from spark_mq.ledger.replaced import valid_replaced
 from spark_mq.ledger.slots import valid_slots
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.lease_columns import may_have, read_delivery_times, read_slots

@@ -19,7 +19,6 @@ from typing import Any
 from spark_mq.errors import CommitConflict, GroupNotFound, InvalidOption, StorageError
 from spark_mq.ledger.acquire import Acquire, Grant, SkipFiltered
 from spark_mq.ledger.commands import View
-from spark_mq.ledger.lost import SettleLost
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import SETTLED, Ledger, Range
 from spark_mq.ledger.schedule import next_due_at
@@ -32,6 +31,7 @@ from spark_mq.ledger.stream_batch import (
     StreamBatch,
     rows_held_by_batch,
 )
+from spark_mq.ledger.transitions import SettleLost
 from spark_mq.operations.acquire import Damage, find_damage, reject_damaged
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_mq.ledger.limits import RATE_LIMIT, limit_in
+from spark_mq.ledger.budget import RATE_LIMIT, limit_in
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import PAST

@@ -15,7 +15,7 @@ from support.rule_variants import Variant, first, gets, instead, returns, rule_v
 
 from spark_mq.ledger.budget import Budget
 from spark_mq.ledger.commands import Change
-from spark_mq.ledger.due_ranges import LAST, REST, SUSPECT, Head
+from spark_mq.ledger.isolation import LAST, REST, SUSPECT, Head
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
 from spark_mq.storage.publishes import PendingPublish
 

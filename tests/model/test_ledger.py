@@ -24,12 +24,12 @@ from spark_mq.ledger.commands import View
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
-from spark_mq.ledger.lost import settle_lost
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import Pause, Resume, Seek, Unblock
 from spark_mq.ledger.ranges import LIST_LIMIT, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.ledger.routing import FreezeDead, SettleRouted
 from spark_mq.ledger.settle import Extend, Settle, SettlePart
+from spark_mq.ledger.transitions import settle_lost
 from spark_mq.storage.ledger_files import from_rows, to_rows
 
 from .reference import ReferenceGroup, ReferenceMessage

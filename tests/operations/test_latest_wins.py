@@ -15,8 +15,8 @@ from support.tables import as_in_a_store, context_of, messages_of
 from spark_mq import Message, PublishReceipt, Queue
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger import selection
+from spark_mq.ledger.intervals import MAX_REPLACED_BYTES, encode_replaced
 from spark_mq.ledger.message_index import sequence
-from spark_mq.ledger.replaced import MAX_REPLACED_BYTES, encode_replaced
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]

@@ -26,7 +26,7 @@ from spark_mq.interfaces.web.problems import (
 )
 from spark_mq.interfaces.web.view import View, href, render
 from spark_mq.ledger.breaker import CLOSED
-from spark_mq.ledger.limits import is_stopped, limit_in
+from spark_mq.ledger.budget import is_stopped, limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.util.show import show_age
 from spark_mq.util.validation import validate_choice

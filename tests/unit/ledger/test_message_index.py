@@ -17,6 +17,7 @@ from support.having import having
 
 from spark_mq.ledger.data_files import PART_FILES, SparseColumn, Texts
 from spark_mq.ledger.delivery_times import TimeColumns
+from spark_mq.ledger.intervals import encode_replaced
 from spark_mq.ledger.message_index import (
     DataFile,
     DeliveryTimes,
@@ -25,7 +26,6 @@ from spark_mq.ledger.message_index import (
     MessageIndex,
     sequence,
 )
-from spark_mq.ledger.replaced import encode_replaced
 from spark_mq.ledger.slots import SlotLayout, decode_slots, encode_slots
 from spark_mq.util.clock import SECOND
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.ledger.intervals import normalise, split_at
-from spark_mq.ledger.message_index import sequence
-from spark_mq.ledger.replaced import (
+from spark_mq.ledger.intervals import (
     decode_replaced,
     encode_replaced,
+    normalise,
+    split_at,
     valid_replaced,
 )
+from spark_mq.ledger.message_index import sequence
 
 SOME = st.sets(st.integers(0, 60), min_size=1)
 
