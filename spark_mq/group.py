@@ -21,10 +21,14 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.message import MessageSelector, check_time
-from spark_mq.operations.acquire import named_messages, raise_if_blocked, wait_for_lease
+from spark_mq.operations.acquire import (
+    default_poll,
+    named_messages,
+    raise_if_blocked,
+    wait_for_lease,
+)
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.find_messages import find_messages
-from spark_mq.operations.pauses import default_poll
 from spark_mq.operations.settle import (
     HeldLease,
     HeldSelector,
@@ -457,9 +461,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
             Ends the loop once it is set. Several workers may share it, because the loop sets it
             only after a signal.
         poll_interval
-            How soon the loop notices other processes. Default: 500 ms on a disk, where it notices
-            new messages within a twenty-fifth of that, and 2 s in an object store, where a look
-            costs two requests. All groups of a queue share it.
+            How soon the loop notices other processes, as for :meth:`lease`. All groups of a queue
+            share it.
         settle_linger
             How long a finished message may wait for others, to be settled together. Default:
             100 ms. Not with ``mode="batch"``.

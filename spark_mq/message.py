@@ -195,7 +195,14 @@ class ReceivedMessage(Record):
     @property
     def text(self) -> str:
         """Return the payload as UTF-8 text. Raises InvalidPayload for other bytes."""
-        return _decode_text(self.value, self.sequence)
+        try:
+            return self.value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidPayload(
+                f"message {self.sequence} is not text: byte {error.start} is not UTF-8. Use its "
+                "value, or reject it",
+                sequence=self.sequence,
+            ) from None
 
     def json(self) -> Any:
         """Return the value of the payload, which is JSON in UTF-8.
@@ -455,15 +462,3 @@ def to_received(table: pa.Table, more: Sequence[Sequence[Any]] = ()) -> list[Rec
 def to_headers(pairs: Iterable[tuple[str, str | None]] | None) -> dict[str, str]:
     """Return headers by name. Other writers may have left null values, which are no headers."""
     return {name: text for name, text in pairs or () if text is not None}
-
-
-def _decode_text(value: bytes, sequence: int) -> str:
-    """Return a payload as text. Raise InvalidPayload."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidPayload(
-            f"message {sequence} is not text: byte {error.start} is not UTF-8. Use its value, or "
-            "reject it",
-            sequence=sequence,
-        ) from None

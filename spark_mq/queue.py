@@ -680,8 +680,9 @@ class Queue(QueueViews):
         Raises
         ------
         GroupNotFound
-            There is no such group.InvalidHandlerResult The handler returned something that it must
-            not return: a mistake in the program.
+            There is no such group.
+        InvalidHandlerResult
+            The handler returned something that it must not return: a mistake in the program.
         StorageError
             A payload file is out of reach. One that is damaged or missing is counted instead.
         """

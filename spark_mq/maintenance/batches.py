@@ -13,12 +13,11 @@ from typing import Any, Final
 
 from spark_mq.delta.state import TableState
 from spark_mq.errors import DuplicatePublish
-from spark_mq.ledger.batches import count_messages
 from spark_mq.message import from_rows, to_publish
-from spark_mq.operations.batches import count_outcomes, open_target
+from spark_mq.operations.batches import count_messages, count_outcomes, open_target
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import HEADER_PREFIX
-from spark_mq.operations.publish import publish_once
+from spark_mq.operations.publish import publish_table
 from spark_mq.storage.stored_batches import BATCHES, StoredBatch
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
@@ -102,7 +101,7 @@ def _publish(context: QueueContext, name: str, stored: StoredBatch) -> bool:
     table = to_publish(from_rows([row]), now, target.settings.default_times(now))
     note = {"operation": "publish", "batch": name}
     try:
-        publish_once(target, table, txn=(f"spark_mq.batch:{stored.id}", 1), note=note)
+        publish_table(target, table, txn=(f"spark_mq.batch:{stored.id}", 1), note=note)
     except DuplicatePublish:
         return False
     return True

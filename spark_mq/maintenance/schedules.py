@@ -18,7 +18,7 @@ from spark_mq.ledger.recurrence import jitter_of
 from spark_mq.message import from_rows, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import SCHEDULE, SCHEDULED_AT
-from spark_mq.operations.publish import publish_once
+from spark_mq.operations.publish import publish_table
 from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
@@ -69,7 +69,7 @@ def _publish(context: QueueContext, state: TableState, name: str) -> int | None:
     note = {"operation": "publish", "schedule": name}
     table = _table(context, schedule, name, instants, now)
     try:
-        publish_once(context, table, txn=txn, after=last or 0, note=note, check=check)
+        publish_table(context, table, txn=txn, after=last or 0, note=note, check=check)
     except (DuplicatePublish, ProducerFenced):
         return None
     return len(instants)

@@ -15,9 +15,9 @@ from typing import Any, Final
 from spark_mq.delta.object_store import canonical_uri
 from spark_mq.delta.state import TableState
 from spark_mq.errors import BatchClosed, InvalidOption, SparkMQError
-from spark_mq.ledger.batches import count_ends, count_messages, unsettled_members
-from spark_mq.ledger.intervals import Interval, normalise
+from spark_mq.ledger.intervals import Interval, intersect, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.ranges import SETTLED, Ledger
 from spark_mq.operations.context import GroupLedger, QueueContext, group_not_found
 from spark_mq.operations.create import note_change, open_context
 from spark_mq.operations.history import OUTCOMES, last_ends, read_group_history
@@ -29,17 +29,19 @@ from spark_mq.util.validation import validate_name
 __all__ = [
     "BatchInfo",
     "close_batch",
+    "count_ends",
+    "count_messages",
     "count_outcomes",
     "list_batches",
     "open_target",
     "uncounted_start",
+    "unsettled_members",
     "validate_batch",
 ]
 
 _MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
 UNKNOWN: Final = "unknown"  # settled, and no outcome is known
 COUNTED: Final = (*(outcome for outcome in OUTCOMES if outcome != "redriven"), UNKNOWN)
-_OPEN, _CLOSED, _COMPLETE = "open", "closed", "complete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,6 @@ class BatchInfo(Record):
 
 
 def validate_batch(name: Any) -> str:
-    """Return a batch_id, or raise InvalidOption."""
     return validate_name("batch_id", name)
 
 
@@ -169,7 +170,6 @@ def _wanted(context: QueueContext, groups: Iterable[str] | None) -> tuple[str, .
 def _check_same(
     context: QueueContext, name: str, old: StoredBatch, to: str, groups: tuple[str, ...] | None
 ) -> None:
-    """Raise BatchClosed if a batch was closed in another way."""
     options = context.storage_options
     same_queue = canonical_uri(old.to, options) == canonical_uri(to, options)
     if same_queue and groups in (None, old.groups):
@@ -201,29 +201,24 @@ def _info(context: QueueContext, state: TableState, name: str, index: MessageInd
         names = context.ledgers.groups() if stored is None else stored.groups
         messages = count_messages(index, members)
         settled = messages - _unsettled(context, names, index, members) if names else 0
+    if stored is None:
+        return BatchInfo(name, "open", messages, settled, (), None, None, None, {})
     return BatchInfo(
         name,
-        _state(stored),
+        "closed" if stored.completed_at is None else "complete",
         messages,
         settled,
-        () if stored is None else stored.groups,
-        None if stored is None else stored.to,
-        optional_datetime(None if stored is None else stored.closed_at),
-        optional_datetime(None if stored is None else stored.completed_at),
-        {} if stored is None else stored.counts,
+        stored.groups,
+        stored.to,
+        optional_datetime(stored.closed_at),
+        optional_datetime(stored.completed_at),
+        stored.counts,
     )
-
-
-def _state(stored: StoredBatch | None) -> str:
-    if stored is None:
-        return _OPEN
-    return _CLOSED if stored.completed_at is None else _COMPLETE
 
 
 def _unsettled(
     context: QueueContext, groups: Iterable[str], index: MessageIndex, members: Sequence[Interval]
 ) -> int:
-    """Return how many members some group has not settled."""
     unsettled: list[Interval] = []
     for name in groups:
         ledger = context.ledgers.read(name).ledger
@@ -233,10 +228,8 @@ def _unsettled(
 
 
 def uncounted_start(context: QueueContext) -> list[int]:
-    """Return the sequence before the first message of a batch that is not counted, if any.
-
-    The index must keep the batch's messages, because only the index says which they are.
-    """
+    """Return the sequence before the first message of a batch that is not counted, if any."""
+    # The index must keep the batch's messages, because only the index says which they are.
     batches = context.messages.index().batches()
     if not batches:
         return []
@@ -256,13 +249,44 @@ def _is_counted(state: TableState, name: str, path: str) -> bool:
     return stored is not None and stored.completed_at is not None
 
 
+# -- members: the intervals of a batch, between which other messages lie, and in which gaps are
+
+
+def unsettled_members(
+    ledger: Ledger, index: MessageIndex, members: Sequence[Interval]
+) -> list[Interval]:
+    """Return the members that a group has not settled, in any state."""
+    start = ledger.head.start_sequence
+    rest = subtract(members, [(0, start)] if start >= 0 else [])
+    if rest:
+        settled = ledger.ranges_at(ledger.find((SETTLED,)))
+        rest = subtract(rest, [(r.first, r.last) for r in settled])
+    return [interval for interval in rest if index.count(*interval)]
+
+
+def count_messages(index: MessageIndex, members: Iterable[Interval]) -> int:
+    return sum(index.count(*interval) for interval in members)
+
+
+def count_ends(
+    ends: Iterable[tuple[str, Interval]], index: MessageIndex, members: Sequence[Interval]
+) -> dict[str, int]:
+    """Count the members by outcome. Those without a known end are missing."""
+    of_outcome: dict[str, list[Interval]] = {}
+    for outcome, interval in ends:
+        of_outcome.setdefault(outcome, []).append(interval)
+    counts, left = dict[str, int](), list(members)
+    for outcome, intervals in of_outcome.items():
+        counts[outcome] = count_messages(index, intersect(left, intervals))
+        left = subtract(left, intervals)  # each message counts once, also if it ended twice
+    return counts
+
+
 def count_outcomes(
     group: GroupLedger, index: MessageIndex, members: Sequence[Interval]
 ) -> dict[str, int] | None:
-    """Count members by outcome in a group, or return None if some are not settled.
-
-    A group that was dropped settles nothing more, and its outcomes are unknown.
-    """
+    """Count members by outcome in a group, or return None if some are not settled."""
+    # A group that was dropped settles nothing more, and its outcomes are unknown.
     counts = dict.fromkeys(COUNTED, 0)
     ledger = group.snapshot().ledger
     if members and ledger is not None:

@@ -80,7 +80,6 @@ def decode_result(command: Command[Any], data: Any) -> Any:
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with valid values."""
     return {name: _CHECKS[name](value) for name, value in given.items()}
 
 

@@ -150,9 +150,7 @@ class _Batch:
     def __init__(self, path: str, group_of: Callable[[str], Group], units: Sequence[_Unit]) -> None:
         self._path, self._group_of, self._own = path, group_of, units
         commands = [command for unit in units for _, command in unit.commands]
-        self.priority = min(
-            (command.priority for command in commands), key=_rank, default=Priority.SETTLE
-        )
+        self.priority = min((c.priority for c in commands), default=Priority.SETTLE)
         # A commit with a person's name must not have what others did.
         self.exclusive = any(unit.exclusive for unit in units) or current_user() is not None
         self.whole_table = any(command.whole_table for command in commands)
@@ -261,7 +259,6 @@ class _Batch:
         change: Change[Any],
         view: View,
     ) -> LedgerSnapshot:
-        """Return what the next command gets."""
         ledger: Any = change.ledger
         if change.txn is not None:
             self.txns = {**self.txns, change.txn[0]: change.txn[1]}
@@ -301,11 +298,9 @@ class _Batch:
         return self._served
 
     def _serve(self, unit: _Unit, changed: Set[str]) -> bool:
-        """Return whether the commit runs a request, and note it if so. It runs all or nothing.
-
-        It must change all groups of the request. Otherwise another commit could run the request
-        again and conflict with none of these changes.
-        """
+        """Return whether the commit runs a request, and note it if so. It runs all or nothing."""
+        # It must change all groups of the request. Otherwise another commit could run the request
+        # again and conflict with none of these changes.
         if not {name for name, _ in unit.commands} <= changed:
             return False
         outcomes = [encode_result(result) for result in unit.results]
@@ -350,14 +345,10 @@ def _decoded(data: Any) -> _NamedCommand | None:
     return None if command is None else (data[0], command)
 
 
-def _rank(priority: Priority) -> float:
-    return priority.value
-
-
 def _rank_of_step(step: tuple[_Unit, Sequence[int]]) -> float:
     """Return the rank of a step that has to wait least, because it may also settle."""
     unit, places = step
-    return min(_rank(unit.commands[at][1].priority) for at in places)
+    return min(unit.commands[at][1].priority for at in places)
 
 
 def _own_copy(error: Exception) -> Exception:

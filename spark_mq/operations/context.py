@@ -101,7 +101,6 @@ class QueueContext:
         return self._reopen, (self.path, self.storage_options, clock)
 
     def reopened(self) -> QueueContext:
-        """Return the queue opened once more."""
         reopen = self._reopen
         return self if reopen is None else reopen(self.path, self.storage_options, self.clock)
 
@@ -129,7 +128,6 @@ class QueueContext:
         return self.path.rstrip("/").rpartition("/")[2]
 
     def now(self) -> int:
-        """Return the clock's time in microseconds."""
         return to_micros(self.clock())
 
     def horizon(self, *, refresh: bool = True) -> int:
@@ -151,12 +149,6 @@ class QueueContext:
         self._process.check()  # before the lock, which another thread of the parent may hold
         with self._lock:
             return GroupLedger(self, name, start, create=create, committers=self._committers)
-
-    @property
-    def may_lose(self) -> bool:
-        """Return whether a trim may drop a group's unsettled messages."""
-        settings = self.settings
-        return settings.hard_retention is not None or settings.group_expiry is not None
 
     def groups(self) -> list[GroupLedger]:
         return [self.group(name) for name in self.ledgers.groups()]
@@ -229,7 +221,6 @@ class GroupLedger:
         return self.queue.messages
 
     def now(self) -> int:
-        """Return the clock's time in microseconds."""
         return self.queue.now()
 
     # -- changes
@@ -313,7 +304,13 @@ class GroupLedger:
     def _horizon_for(self, needs: Needs, ledger: Ledger | None) -> int:
         if needs.horizon == "always":
             return self.queue.horizon()
-        if not needs.horizon or ledger is None or not self.may_have_lost(ledger):
+        if not needs.horizon or ledger is None:
+            return -1
+        # This process may have missed a change of the settings, but its commits conflict with the
+        # horizon, so that is known.
+        settings = self.queue.settings
+        may_lose = settings.hard_retention is not None or settings.group_expiry is not None
+        if not may_lose and self._ledgers.known_horizon() <= ledger.head.start_sequence:
             return -1
         return _read_horizon(self._ledgers)
 
@@ -369,7 +366,6 @@ class GroupLedger:
 
     @property
     def last_settings(self) -> GroupSettings:
-        """Return the settings as last read, for logs."""
         return self.committer.read_settings[1]
 
     def exists(self) -> bool:
@@ -397,12 +393,6 @@ class GroupLedger:
         settings = self.settings_in(snapshot)
         ledger = expire_leases(self.ledger_in(snapshot), now, settings)
         return compute_stats(ledger, self.index_for(ledger), settings, now, identify_worker(""))
-
-    def may_have_lost(self, ledger: Ledger) -> bool:
-        """Return whether a trim may have dropped unsettled messages."""
-        # This process may have missed a change of the settings, but its commits conflict with the
-        # horizon, so that is known.
-        return self.queue.may_lose or self._ledgers.known_horizon() > ledger.head.start_sequence
 
     def index_for(self, ledger: Ledger, reach: int | None = None) -> MessageIndex:
         """Return the index, or an older one that contains `reach`. Raise TablesDisagree."""

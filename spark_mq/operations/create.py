@@ -242,16 +242,23 @@ def _open_dead_letters(context: QueueContext) -> QueueContext:
 
 
 def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueContext:
-    """Note that a queue was moved or copied, and reopen it."""
-    options = context.storage_options
-    messages, _, _ = _stores(context.path, options, context.settings)
+    """Note that a queue was moved or copied, and reopen it. A copy gets a new id."""
+    root, options = context.path, context.storage_options
+    messages, _, _ = _stores(root, options, context.settings)
 
     def described(text: str | None) -> str:
-        stored = QueueSettings.from_json(text, context.path) or context.settings
-        return rehomed(stored, context.path, options, copy=copy, place=place).to_json()
+        settings = QueueSettings.from_json(text, root) or context.settings
+        if not copy:
+            return replace(settings, home=canonical_path(root, options)).to_json()
+        target = settings.dead_letter_path
+        former: tuple[str, ...] = (*settings.former_ids, settings.queue_id)
+        if place is not None or not is_own_place(settings):
+            target, former = relative_place(root, place, options), ()
+        copied = identified(settings, root, options)
+        return replace(copied, dead_letter_path=target, former_ids=former).to_json()
 
     messages.describe(described)
-    return open_context(context.path, options, context.clock)
+    return open_context(root, options, context.clock)
 
 
 def leases_description(messages_id: str) -> str:
@@ -326,27 +333,6 @@ def relative_place(root: str, place: str | None, options: Mapping[str, str]) -> 
 def is_own_place(settings: QueueSettings) -> bool:
     """Return whether the dead letters stay below the queue, so that a copy has its own."""
     return (settings.dead_letter_path or ITSELF).startswith(".")
-
-
-def rehomed(
-    settings: QueueSettings,
-    root: str,
-    options: Mapping[str, str],
-    *,
-    copy: bool,
-    place: str | None = None,
-) -> QueueSettings:
-    """Return the settings of a moved queue, or of a copy, which gets a new id."""
-    if not copy:
-        return replace(settings, home=canonical_path(root, options))
-    former = (*settings.former_ids, settings.queue_id) if is_own_place(settings) else ()
-    keeps = is_own_place(settings) and place is None
-    target = settings.dead_letter_path if keeps else relative_place(root, place, options)
-    return replace(
-        identified(settings, root, options),
-        dead_letter_path=target,
-        former_ids=former if keeps else (),
-    )
 
 
 def check_home(

@@ -15,6 +15,7 @@ from spark_mq.ledger.intervals import Interval, from_sequences
 from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
+from spark_mq.storage.archive_table import Filters, matching_rows
 from spark_mq.storage.history_table import history_rows
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import SECOND, to_datetime
@@ -152,24 +153,16 @@ def _past(group: GroupLedger, lease_id: str) -> Iterator[pa.Table]:
     archive, latest = group.queue.history, group.ledgers.version()
     archived = archive.progress()[0]
     since: int | None = None
+    own: Filters = [("consumer_group", "=", group.name), ("lease_id", "=", lease_id)]
     for last in range(latest, archived, -_COMMITS):
         rows = history_rows(group.ledgers.commits(max(archived + 1, last - _COMMITS + 1), last))
         if times := pc.min_max(rows["committed_at"].cast(pa.int64())).as_py():
             since = since or (times["max"] or 0) - _REACH
-        own = pc.and_(
-            pc.equal(rows["consumer_group"], group.name), pc.equal(rows["lease_id"], lease_id)
-        )
-        yield rows.filter(pc.fill_null(own, False))
+        yield matching_rows(rows, own)
         if since is not None and (times["min"] or 0) < since:
             return
     after = group.now() - _REACH if since is None else since
-    yield archive.read(
-        [
-            ("consumer_group", "=", group.name),
-            ("lease_id", "=", lease_id),
-            ("committed_at", ">=", to_datetime(after)),
-        ]
-    )[0]
+    yield archive.read([*own, ("committed_at", ">=", to_datetime(after))])[0]
 
 
 def _intervals(rows: pa.Table, events: tuple[str, ...]) -> list[Interval]:

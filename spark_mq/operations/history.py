@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,22 +18,22 @@ import pyarrow.compute as pc
 from spark_mq.errors import SparkMQError
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
-from spark_mq.ledger.log_fingerprints import REWOUND
+from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import CREATE_GROUP
 from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.life import MessageOutcome
+from spark_mq.operations.life import UNDOING, MessageOutcome, outcomes_in
+from spark_mq.storage.archive_table import Filters, matching_rows
 from spark_mq.storage.history_table import (
     BATCH,
-    FAILURES,
     HISTORY_SCHEMA,
     history_rows,
 )
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.clock import to_datetime
+from spark_mq.util.clock import EARLIEST, LATEST, to_datetime, to_micros
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import whole_number
 
@@ -40,6 +41,8 @@ __all__ = [
     "HEADER_PREFIX",
     "OUTCOMES",
     "REDRIVEN_FROM",
+    "SettledMessages",
+    "SettledRange",
     "commits_after",
     "dead_letter_of",
     "died_in",
@@ -47,8 +50,8 @@ __all__ = [
     "find_later",
     "find_outcomes",
     "find_redriver",
+    "find_settled",
     "last_ends",
-    "outcomes_in",
     "read_group_history",
     "read_history",
     "show_outcomes",
@@ -66,7 +69,7 @@ def read_history(
     within: Interval | None = None,
 ) -> pa.Table:
     """Return the events of a queue, in order. `since` is in microseconds since 1970."""
-    filters: list[tuple[str, str, Any]] = []
+    filters: Filters = []
     if sequence is not None:
         within = (sequence, sequence)
     if within is not None:
@@ -81,11 +84,8 @@ def read_history(
     if up_to > context.ledgers.version():
         reason = f"history/ has commits of leases/ up to version {up_to}, which it lacks"
         raise tables_disagree(context.path, reason)
-    recent = [
-        _matching(rows, within, group, since).select(needed)
-        for rows in commits_after(context.ledgers, up_to)
-    ]
-    rows = pa.concat_tables([archived, *recent])
+    recent = (matching_rows(rows, filters) for rows in commits_after(context.ledgers, up_to))
+    rows = pa.concat_tables([archived, *(rows.select(needed) for rows in recent)])
     return sort_rows(rows, "version", "ordinal").select(names)
 
 
@@ -113,21 +113,7 @@ def commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:
         yield history_rows(ledgers.commits(first, min(first + BATCH - 1, latest)))
 
 
-def _matching(
-    rows: pa.Table, within: Interval | None, group: str | None, since: int | None
-) -> pa.Table:
-    if since is not None:
-        rows = rows.filter(pc.greater_equal(rows["committed_at"].cast(pa.int64()), since))
-    if within is not None:
-        inside = pc.and_(
-            pc.less_equal(rows["first"], within[1]), pc.greater_equal(rows["last"], within[0])
-        )
-        rows = rows.filter(inside)
-    return rows if group is None else rows.filter(pc.equal(rows["consumer_group"], group))
-
-
 OUTCOMES: Final = (*dict.fromkeys(END_REASONS.values()), "dropped")
-_UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again
 # Columns of an end that a read shows. Holder and deadlines ended with it.
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
 _END: Final = ("version", "first", "last", "outcome", *_KEPT)
@@ -140,7 +126,7 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
     """Yield the ends in ``low..high`` that no later event of a group's history undid."""
     seeks = [
         (r["version"], (r["first"], r["last"]))
-        for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(_UNDOING))).to_pylist()
+        for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(UNDOING))).to_pylist()
     ]
     for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
         within = (max(low, end["first"]), min(high, end["last"]))
@@ -154,39 +140,6 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
 def find_outcomes(context: QueueContext, sequence: int) -> tuple[MessageOutcome, ...]:
     rows = read_history(context, sequence=sequence, columns=_OF_MESSAGE)
     return outcomes_in(rows.to_pylist())
-
-
-def outcomes_in(rows: Iterable[Mapping[str, Any]]) -> tuple[MessageOutcome, ...]:
-    """Return one message's last end in each group that no later event undid, by group."""
-    ends: dict[str, MessageOutcome] = {}
-    failures: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        group = row["consumer_group"]
-        if row["event"] in _UNDOING:
-            ends.pop(group, None)
-        if row["event"] in FAILURES:
-            failures[group] = row
-        if row["outcome"] is not None:
-            ends[group] = _outcome(row, failures.get(group))
-    return tuple(ends[group] for group in sorted(ends))
-
-
-def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> MessageOutcome:
-    # A ledger keeps only the text of the last failure, which finds its event.
-    error, size = end["error"], None
-    if failure is not None and failure["error"] == error:
-        size = failure["batch_size"]
-    return MessageOutcome(
-        group=end["consumer_group"],
-        outcome=end["outcome"],
-        settled_at=end["committed_at"],
-        delivery_count=end["delivery_count"],
-        failure_count=end["failure_count"],
-        reason=end["reason"],
-        error=error if size is None else None,
-        batch_error=None if size is None else error,
-        batch_size=size,
-    )
 
 
 def show_outcomes(
@@ -206,7 +159,6 @@ def show_outcomes(
 
 
 def _ends(group: GroupLedger, settled: list[Range]) -> list[Range]:
-    """Return the ends of settled messages, in order."""
     rows = read_group_history(group, [*_END, "event"])
     low, high = min(r.first for r in settled), max(r.last for r in settled)
     ends = [
@@ -233,7 +185,6 @@ def _adjoin(before: Range, after: Range, index: MessageIndex) -> bool:
 
 
 def _split(r: Range, ends: list[Range], index: MessageIndex) -> Iterator[Range]:
-    """Yield the pieces of a settled range, each with its outcome."""
     at = r.first
     for row in range(bisect_left(ends, r.first, key=_last_of), len(ends)):
         end = ends[row]
@@ -249,6 +200,112 @@ def _split(r: Range, ends: list[Range], index: MessageIndex) -> Iterator[Range]:
 def _piece(r: Range, first: int, last: int, index: MessageIndex) -> Iterator[Range]:
     if first <= last and (piece := r.slice(first, last, index)).message_count:
         yield piece
+
+
+_SETTLED: Final = (*_END, "event", "committed_at", "first_leased_at")
+
+
+class SettledRange(NamedTuple):
+    """Messages ``first..last`` that one commit settled alike. Instants are microseconds."""
+
+    first: int
+    last: int
+    outcome: str | None  # None if the history does not have it
+    settled_at: int | None = None
+    delivery_count: int = 0
+    failure_count: int = 0
+    reason: str | None = None
+    error: str | None = None
+    first_leased_at: int | None = None
+    # What a range of the ledger also has. A settled message has no holder and is not due.
+    lease_id: None = None
+    worker: None = None
+    expires_at: None = None
+    available_at: None = None
+
+    @property
+    def state(self) -> str:
+        """Return the outcome, or "settled" if it is unknown."""
+        return self.outcome or SETTLED
+
+
+@dataclass(frozen=True, slots=True)
+class SettledMessages:
+    """The retained messages that a group has settled, and the numbers of those left out.
+
+    Attributes
+    ----------
+    index
+        The index that has their files.
+    ranges
+        Those settled within the wanted time, in order of sequence. Some have no message.
+    unknown
+        Those of which the history has no end, in order. Nobody knows when they were settled.
+    trimmed
+        Messages that were settled within the time, and whose data files a trim may have dropped.
+    """
+
+    index: MessageIndex
+    ranges: tuple[SettledRange, ...]
+    unknown: tuple[SettledRange, ...]
+    trimmed: int
+
+    @property
+    def unknown_count(self) -> int:
+        return sum(self.index.count(interval.first, interval.last) for interval in self.unknown)
+
+    def without_others(self, group: str) -> SettledMessages:
+        """Return those that a group could get, without messages for other groups alone."""
+        others = self.index.for_others(0, self.index.last_sequence, group)
+        own = (
+            part._replace(first=first, last=last)
+            for part in self.ranges
+            for first, last in subtract([(part.first, part.last)], others)
+        )
+        return replace(self, ranges=tuple(own))
+
+
+def find_settled(
+    group: GroupLedger, since: int | None = None, until: int | None = None
+) -> SettledMessages:
+    """Return the messages settled from `since` to before `until`. Raise GroupNotFound."""
+    ledger = group.require(group.snapshot())
+    index, horizon = group.index_for(ledger), group.queue.horizon()
+    start = ledger.head.start_sequence
+    settled = [(r.first, r.last) for r in ledger.ranges_at(ledger.find((SETTLED,)))]
+    settled += [(horizon + 1, start)] if horizon < start else []
+    rows = read_group_history(group, _SETTLED)
+    low, high = EARLIEST if since is None else since, LATEST + 1 if until is None else until
+    known, ranges, gone = list[Interval](), list[SettledRange](), list[Interval]()
+    for end, (first, last) in last_ends(rows, 0, MAX_SEQUENCE):
+        if last > horizon:
+            known.append((max(first, horizon + 1), last))
+        if low <= (at := to_micros(end["committed_at"])) < high:
+            if first <= horizon:
+                gone.append((first, min(last, horizon)))
+            if last > horizon:
+                ranges.append(_settled_range(end, max(first, horizon + 1), last, at))
+    unknown = (SettledRange(*interval, None) for interval in subtract(settled, known))
+    trimmed = 0
+    if gone:
+        whole = group.messages.full_index(min(first for first, _ in gone))
+        trimmed = sum(whole.count(first, last) for first, last in gone)
+    return SettledMessages(
+        index,
+        tuple(sorted(ranges, key=attrgetter("first"))),
+        tuple(part for part in unknown if index.count(part.first, part.last)),
+        trimmed,
+    )
+
+
+def _settled_range(end: Mapping[str, Any], first: int, last: int, at: int) -> SettledRange:
+    leased, deliveries, failures = (
+        end[name] for name in ("first_leased_at", "delivery_count", "failure_count")
+    )
+    return SettledRange(
+        first, last, end["outcome"], at, deliveries or 0, failures or 0, end["reason"],
+        end["error"], None if leased is None else to_micros(leased),
+    )  # fmt: skip
 
 
 HEADER_PREFIX: Final = "spark_mq."  # of the headers that spark_mq writes

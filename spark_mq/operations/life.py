@@ -1,19 +1,22 @@
-"""Define the records of a message's life, for people."""
+"""Define the records of the life of a message, for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
+from spark_mq.ledger.log_fingerprints import REWOUND
+from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.records import Record, rows_html
 from spark_mq.util.show import show_moment, show_name, show_number
 
-__all__ = ["MessageOutcome", "Trace", "TraceEvent"]
+__all__ = ["UNDOING", "MessageOutcome", "Trace", "TraceEvent", "outcomes_in"]
 
 # Events that the owner of a group makes. A worker only held the message before.
 _BY_OWNER: Final = ("discarded", "made_dead", "retried", "unblocked")
+UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,39 @@ class MessageOutcome(Record):
         return _error_text(self.error, self.batch_error, self.batch_size)
 
 
+def outcomes_in(rows: Iterable[Mapping[str, Any]]) -> tuple[MessageOutcome, ...]:
+    """Return one message's last end in each group that no later event undid, by group."""
+    ends: dict[str, MessageOutcome] = {}
+    failures: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        group = row["consumer_group"]
+        if row["event"] in UNDOING:
+            ends.pop(group, None)
+        if row["event"] in FAILURES:
+            failures[group] = row
+        if row["outcome"] is not None:
+            ends[group] = _outcome(row, failures.get(group))
+    return tuple(ends[group] for group in sorted(ends))
+
+
+def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> MessageOutcome:
+    # A ledger keeps only the text of the last failure, which finds its event.
+    error, size = end["error"], None
+    if failure is not None and failure["error"] == error:
+        size = failure["batch_size"]
+    return MessageOutcome(
+        group=end["consumer_group"],
+        outcome=end["outcome"],
+        settled_at=end["committed_at"],
+        delivery_count=end["delivery_count"],
+        failure_count=end["failure_count"],
+        reason=end["reason"],
+        error=error if size is None else None,
+        batch_error=None if size is None else error,
+        batch_size=size,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Trace(Record):
     """The life of a message, in all groups. Print it to read it.
@@ -209,7 +245,6 @@ class Trace(Record):
 
 
 def _named(**texts: str | None) -> list[str]:
-    """Return the texts that are not empty, with their names."""
     return [f"{name}: {text}" for name, text in texts.items() if text]
 
 

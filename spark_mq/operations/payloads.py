@@ -156,7 +156,6 @@ class PayloadFiles:
             raise error
 
     def forget(self, index: MessageIndex, ranges: Iterable[Range]) -> None:
-        """Forget that the files of some messages were readable."""
         paths = {piece.path for r in ranges for piece in index.slices(r.first, r.last)}
         self.readable -= paths
 
@@ -220,11 +219,9 @@ class FileChecks:
                 self._payloads.matches[key] = check.matches
 
     def runs_on(self) -> bool:
-        """Return whether a check that was started has not ended."""
         return any(check.started and not check.has_ended(0.0) for check in self._checks.values())
 
     def finish(self) -> None:
-        """Wait for the ends of all checks."""
         for check in self._checks.values():
             check.finish()
             if check.readable:

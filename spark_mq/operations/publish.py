@@ -51,33 +51,12 @@ __all__ = [
     "pending_of",
     "pending_of_files",
     "publish_messages",
-    "publish_once",
     "publish_pending",
     "publish_table",
     "report_files",
     "report_send",
-    "store_table",
     "with_own_context",
 ]
-
-
-def publish_table(
-    context: QueueContext,
-    table: pa.Table,
-    txn: tuple[str, int] | None,
-    batch: str | None = None,
-) -> PublishReceipt:
-    """Publish a table as one commit. Raise as :meth:`MessageTable.commit`."""
-    if table.num_rows == 0:
-        return _publish_nothing(context, txn, batch)
-    # With the trace's context in the headers of messages that have none.
-    alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
-    own = table["headers"] if "headers" in table.schema.names else None
-    created = () if own is None or own.null_count == len(own) else trace_headers(own)
-    with _sending(context, table.num_rows, message_id=alone, created=created) as report:
-        if report.headers:
-            table = _with_headers(table, report.headers)
-        return store_table(context, table, txn, batch)
 
 
 @contextmanager
@@ -98,21 +77,30 @@ def _sending(
         yield report
 
 
-def publish_once(
+def publish_table(
     context: QueueContext,
     table: pa.Table,
     *,
-    txn: tuple[str, int],
-    note: Mapping[str, Any],
+    txn: tuple[str, int] | None,
+    batch: str | None = None,
     after: int | None = None,
+    note: Mapping[str, Any] | None = None,
     check: Callable[[TableState], None] | None = None,
-) -> None:
-    """Publish messages that spark_mq has made. Raise as :meth:`MessageTable.commit`."""
-    with _sending(context, table.num_rows) as report:
+    message_id: str | None = None,
+    created: Iterable[Mapping[str, str]] = (),
+) -> PublishReceipt:
+    """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once.
+
+    Messages without a trace's context get the caller's. `message_id` and `created` are for the
+    report. Raise as :meth:`MessageTable.commit`.
+    """
+    with _sending(context, table.num_rows, message_id=message_id, created=created) as report:
         if report.headers:
             table = _with_headers(table, report.headers)
-        pending = pending_of(context, table)
-        publish_pending(context.messages, pending, txn=txn, after=after, note=note, check=check)
+        pending = pending_of(context, table, batch)
+        return publish_pending(
+            context.messages, pending, txn=txn, after=after, note=note, check=check
+        )
 
 
 def _publish_nothing(
@@ -180,16 +168,6 @@ def check_dedup(settings: QueueSettings, path: str) -> None:
             option=_DEDUP_ID,
             value=None,
         )
-
-
-def store_table(
-    context: QueueContext,
-    table: pa.Table,
-    txn: tuple[str, int] | None = None,
-    batch: str | None = None,
-) -> PublishReceipt:
-    """Publish a table of :func:`spark_mq.message.to_publish` as one commit, each id once."""
-    return publish_pending(context.messages, pending_of(context, table, batch), txn=txn)
 
 
 def pending_of(context: QueueContext, table: pa.Table, batch: str | None = None) -> PendingPublish:
@@ -274,7 +252,7 @@ def publish_messages(
     table = to_publish(messages, now, times)
     _check_lifetimes(table)
     try:
-        return publish_table(context, table, txn, batch)
+        return _publish_own(context, table, txn, batch)
     except DuplicatePublish as error:
         # Only the latest number has a receipt: older ones need a look at the whole log.
         first = None
@@ -283,6 +261,17 @@ def publish_messages(
         if on_duplicate == "skip":
             return replace(first or PublishReceipt(None, range(0)), duplicate=True)
         raise DuplicatePublish(str(error), **{**error.data, "receipt": first}) from None
+
+
+def _publish_own(
+    context: QueueContext, table: pa.Table, txn: tuple[str, int] | None, batch: str | None
+) -> PublishReceipt:
+    if table.num_rows == 0:
+        return _publish_nothing(context, txn, batch)
+    alone = table["message_id"][0].as_py() if table.num_rows == 1 else None
+    own = table["headers"] if "headers" in table.schema.names else None
+    created = () if own is None or own.null_count == len(own) else trace_headers(own)
+    return publish_table(context, table, txn=txn, batch=batch, message_id=alone, created=created)
 
 
 def _check_lifetimes(table: pa.Table) -> None:

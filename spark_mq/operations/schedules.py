@@ -258,7 +258,6 @@ def _text(value: bytes) -> str | None:
 
 
 def pause_schedule(context: QueueContext, name: str, reason: str | None) -> ScheduleInfo:
-    """Pause a schedule. Raise ScheduleNotFound."""
     given = validate_error(reason, "reason")
     text = None if given is None else truncate_error(given)
 
@@ -302,7 +301,6 @@ def _change(
     *,
     makes: bool = False,
 ) -> ScheduleInfo:
-    """Change a schedule in one commit, and note it in ``leases/``."""
     validate_name("name", name)
     notes: list[str] = []  # of the last try
 

@@ -64,7 +64,6 @@ class HeldLease:
             self._unsettled = subtract(self._unsettled, intervals)
 
     def note_settle(self, part: SettlePart, outcome: SettleOutcome) -> None:
-        """Note what a settle by the holder did."""
         self.mark_settled([*outcome.ranges, *outcome.returned])
         if self.on_settle is not None:
             self.on_settle(part, outcome)

@@ -28,11 +28,10 @@ from spark_mq.operations.history import (
     find_later,
     find_redriver,
     last_ends,
-    outcomes_in,
     read_history,
     was_repaired,
 )
-from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
+from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent, outcomes_in
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.clock import to_datetime
@@ -65,7 +64,6 @@ _PAYLOAD: Final = ("message_id", "key", "value", "headers")
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
-    """Return a message's whole life, see :meth:`spark_mq.Queue.trace`."""
     validate_count("sequence", sequence, least=0, most=2**63 - 1)
     return _trace(context, sequence, frozenset([sequence]), back=True, on=True)
 
@@ -73,7 +71,6 @@ def trace(context: QueueContext, sequence: int) -> Trace:
 def _trace(
     context: QueueContext, sequence: int, seen: frozenset[int], *, back: bool, on: bool
 ) -> Trace:
-    """Return the trace of a message, with those of its redrives."""
     index = _index_with(context, sequence)
     names = ["message_id", "published_at", "headers"]
     ((piece, payload),) = _payload(context, index, sequence, sequence, names)
@@ -228,7 +225,6 @@ def finished(
     outcome: str | None,
     payload: bool,
 ) -> pa.Table:
-    """Return the finished messages, see :meth:`spark_mq.Queue.finished`."""
     validate_name("group", group)
     wanted = None if outcome is None else validate_choice("outcome", outcome, OUTCOMES)
     low, high = (

@@ -101,7 +101,6 @@ def _creation_headers(ledger: GroupLedger, ranges: Sequence[Range]) -> Iterator[
 
 
 def _first_rows(index: MessageIndex, ranges: Sequence[Range], rows: int) -> Iterator[FileSlice]:
-    """Yield the slices of the first rows of some ranges."""
     for r in ranges:
         for piece in index.slices(r.first, r.last):
             yield replace(piece, rows=min(piece.rows, rows))

@@ -27,8 +27,7 @@ from pyspark.sql.types import StructType
 from spark_mq.ledger.ranges import SETTLED, Range, range_between
 from spark_mq.ledger.schedule import unread_range
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.history import OUTCOMES, show_outcomes
-from spark_mq.operations.settled import SettledRange, find_settled
+from spark_mq.operations.history import OUTCOMES, SettledRange, find_settled, show_outcomes
 from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
 from spark_mq.util.clock import to_micros

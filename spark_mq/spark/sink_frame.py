@@ -21,8 +21,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line
 from spark_mq.errors import InvalidOption, InvalidSchema, LeaseLost, StorageError
 from spark_mq.ledger.sink_writes import SinkWrite
-from spark_mq.operations.queue_sink import QueueSink
-from spark_mq.operations.sinks import Sink
+from spark_mq.operations.sinks import QueueSink, Sink
 from spark_mq.parquet.publish_table import check_publishable
 from spark_mq.storage.delta_sink import DeltaSink, SinkFile, SinkTable
 

@@ -32,10 +32,9 @@ from spark_mq.ledger.stream_batch import (
     rows_held_by_batch,
 )
 from spark_mq.ledger.transitions import SettleLost
-from spark_mq.operations.acquire import Damage, find_damage, reject_damaged
+from spark_mq.operations.acquire import Damage, News, find_damage, reject_damaged
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
-from spark_mq.operations.pauses import News
 from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
 from spark_mq.streaming.lanes import LaneRuns, lane_runs

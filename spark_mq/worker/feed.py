@@ -14,10 +14,9 @@ from typing import Any
 from spark_mq.errors import HandlerTimeout, SparkMQError
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.settle import RELEASE, SettleOutcome, SettlePart
-from spark_mq.operations.acquire import wait_for_lease
+from spark_mq.operations.acquire import default_poll, wait_for_lease
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, Refusals
-from spark_mq.operations.pauses import default_poll
 from spark_mq.util.show import show_count, show_duration
 from spark_mq.util.user import worker_label
 from spark_mq.worker.decisions import Verdict

@@ -15,7 +15,7 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.message import check_past
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.settled import SettledMessages, SettledRange, find_settled
+from spark_mq.operations.history import SettledMessages, SettledRange, find_settled
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.clock import Duration

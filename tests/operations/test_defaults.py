@@ -9,7 +9,7 @@ import pytest
 from support.tables import as_in_a_store, group_ledger_of
 
 from spark_mq import Queue
-from spark_mq.operations.pauses import default_poll
+from spark_mq.operations.acquire import default_poll
 
 OPTIONS = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 

@@ -303,7 +303,7 @@ def test_two_workers_append_at_the_same_time(group: ConsumerGroup, sink: str) ->
 @pytest.mark.parametrize(
     ("sink", "name"),
     [("table", "deltalake.write_deltalake"),
-     ("queue", "spark_mq.operations.queue_sink.publish_messages")],
+     ("queue", "spark_mq.operations.sinks.publish_messages")],
     indirect=["sink"],
 )  # fmt: skip
 def test_an_outage_of_the_sink_costs_no_row(

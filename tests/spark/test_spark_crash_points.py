@@ -35,7 +35,7 @@ from support.spark_session import new_session
 
 from spark_mq import Queue
 from spark_mq.delta.local_files import LocalFiles
-from spark_mq.operations.queue_sink import QueueSink
+from spark_mq.operations.sinks import QueueSink
 from spark_mq.spark.stream_reader import LeaseReader
 from spark_mq.storage.delta_sink import DeltaSink
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.ledger.batches import count_ends, count_messages, unsettled_members
 from spark_mq.ledger.intervals import Interval, normalise
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import SETTLED, Ledger, LedgerHeader, Range
 from spark_mq.ledger.states import UNSETTLED
+from spark_mq.operations.batches import count_ends, count_messages, unsettled_members
 
 FILES = [DataFile(sequence(v, 0), rows, f"f{v}", 1, 0) for v, rows in ((0, 4), (1, 3), (3, 5))]
 INDEX = MessageIndex(FILES, 3)
