@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
     from spark_mq.operations.batches import BatchInfo
+    from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
     from spark_mq.operations.schedules import ScheduleInfo
     from spark_mq.operations.settle import SettleResult
-    from spark_mq.operations.trace import MessageOutcome, Trace, TraceEvent
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
     from spark_mq.storage.publishes import PublishReceipt
@@ -77,7 +77,7 @@ _MODULES = {
     "GroupStats": "ledger.stats",
     "Lease": "lease",
     "Message": "message",
-    "MessageOutcome": "operations.trace",
+    "MessageOutcome": "operations.life",
     "PendingMessage": "publisher",
     "PublishReceipt": "storage.publishes",
     "PurgeResult": "maintenance.retention",
@@ -93,8 +93,8 @@ _MODULES = {
     "SettleResult": "operations.settle",
     "Snooze": "worker.decisions",
     "SweepReport": "maintenance.sweep",
-    "Trace": "operations.trace",
-    "TraceEvent": "operations.trace",
+    "Trace": "operations.life",
+    "TraceEvent": "operations.life",
     "WorkSummary": "worker.state",
 }
 """The module of each public name. It loads at first use, as a Spark process needs few of them."""

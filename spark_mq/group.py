@@ -55,8 +55,6 @@ from spark_mq.util.validation import (
 from spark_mq.worker.run import WorkOptions, run_worker
 from spark_mq.worker.state import WorkSummary
 
-__all__ = ["ConsumerGroup", "LeaseSelector"]
-
 LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, MessageSelector | None]
 """Leases by id or as objects, or a mapping of these to some sequences, or to None for all."""
 

@@ -22,18 +22,6 @@ from spark_mq.util.failures import describe_error, safe_text
 from spark_mq.util.show import show_count, show_number, show_time
 from spark_mq.util.validation import short_repr, validate_choice, validate_duration
 
-__all__ = [
-    "OUTCOMES",
-    "HandlerPolicy",
-    "MessageVerdict",
-    "describe_held",
-    "is_settle_result",
-    "log_outcomes",
-    "parse_result",
-    "parts_for",
-    "verdict",
-]
-
 _log = logging.getLogger(__name__)
 
 OUTCOMES: Final = (ACK, NACK, REJECT)

@@ -33,8 +33,6 @@ from spark_mq.util.records import Records, object_html, rows_html
 from spark_mq.util.show import show_count, show_time
 from spark_mq.util.validation import validate_duration, validate_error
 
-__all__ = ["Lease"]
-
 
 class Lease:
     """Messages that one worker holds until they are settled or expire.

@@ -19,21 +19,6 @@ from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
 from spark_mq.util.validation import parse_instant, plain_number, short_repr, validate_duration
 
-__all__ = [
-    "Message",
-    "MessageSelector",
-    "ReceivedMessage",
-    "check_format",
-    "check_past",
-    "check_time",
-    "expires_too_early",
-    "from_rows",
-    "to_headers",
-    "to_publish",
-    "to_received",
-    "to_row",
-]
-
 _JSON: Final = Json()
 _ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS, "priority")
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])

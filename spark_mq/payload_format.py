@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.util.validation import short_repr
 
-__all__ = ["SHOWN_ERRORS", "Format", "Json", "load_library", "unencodable", "unusable"]
-
 SHOWN_ERRORS: Final = 3  # that the text of an error lists
 
 

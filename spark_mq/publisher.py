@@ -39,8 +39,6 @@ from spark_mq.util.process import ForkGuard
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import validate_count, validate_duration, validate_name, validate_size
 
-__all__ = ["BufferedPublisher", "PendingMessage"]
-
 MAX_PENDING_BATCHES: Final = 16
 """Batches of messages, or of bytes, that may wait. A caller that publishes more waits for room."""
 

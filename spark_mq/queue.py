@@ -39,6 +39,7 @@ from spark_mq.operations.create import (
     rehome,
     settings_at,
 )
+from spark_mq.operations.life import Trace
 from spark_mq.operations.publish import publish_messages
 from spark_mq.operations.schedules import (
     ScheduleInfo,
@@ -47,7 +48,7 @@ from spark_mq.operations.schedules import (
     resume_schedule,
     set_schedule,
 )
-from spark_mq.operations.trace import Trace, finished, trace
+from spark_mq.operations.trace import finished, trace
 from spark_mq.payload_format import Format
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.publishes import PublishReceipt, producer_txn
@@ -58,8 +59,6 @@ from spark_mq.util.validation import short_repr, validate_group, validate_name
 from spark_mq.worker.replay_report import ReplayReport
 from spark_mq.worker.run import WorkOptions
 from spark_mq.worker.shadow_replay import shadow_replay
-
-__all__ = ["Queue"]
 
 Path: TypeAlias = str | os.PathLike[str]
 Messages: TypeAlias = bytes | str | Message | Iterable[bytes | str | Message] | pa.Table

@@ -31,16 +31,7 @@ from spark_mq.ledger.transitions import expire_leases, rejected, without_lost
 from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.user import worker_label
 
-__all__ = [
-    "UNREADABLE",
-    "Acquire",
-    "AcquireRequest",
-    "Grant",
-    "SkipFiltered",
-    "acquire",
-    "postpone_due",
-    "reject_unreadable",
-]
+__all__ = ["AcquireRequest", "Grant"]
 
 UNREADABLE: Final = "payload unreadable"
 """The reason of messages that are dead because their file is damaged or missing."""

@@ -17,8 +17,6 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.show import printable, show_time
 
-__all__ = ["CLOSED", "OPEN", "PAUSED", "Breaker"]
-
 CLOSED: Final = "closed"
 OPEN: Final = "open"
 PAUSED: Final = "paused"

@@ -23,18 +23,6 @@ from spark_mq.util.clock import MICROSECOND, to_datetime
 from spark_mq.util.setting_fields import Rate
 from spark_mq.util.show import show_moment
 
-__all__ = [
-    "LAST_ATTEMPT",
-    "MAX_IN_FLIGHT",
-    "MAX_IN_FLIGHT_BYTES",
-    "MAX_IN_FLIGHT_PER_KEY",
-    "RATE_LIMIT",
-    "Budget",
-    "RateLimits",
-    "is_stopped",
-    "limit_in",
-]
-
 # The limits of a group, which end by themselves. Any other reason for no lease stops it.
 MAX_IN_FLIGHT: Final = "max_in_flight"
 MAX_IN_FLIGHT_BYTES: Final = "max_in_flight_bytes"

@@ -20,21 +20,6 @@ from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.selection import RowRuns
 from spark_mq.ledger.settings import GroupSettings
 
-__all__ = [
-    "DROP_GROUP",
-    "KNOWN",
-    "TRACKED",
-    "Change",
-    "Command",
-    "FileProblems",
-    "Needs",
-    "NextLedger",
-    "Priority",
-    "View",
-    "counted_change",
-    "join_notes",
-]
-
 R = TypeVar("R")
 
 KNOWN: Final = -2  # any index that this process has

@@ -22,8 +22,6 @@ from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns
 from spark_mq.ledger.slots import priorities_of
 from spark_mq.util.columns import to_array, to_arrow
 
-__all__ = ["PART_FILES", "DataFile", "FileColumns", "FileList", "SparseColumn", "Texts"]
-
 PART_FILES: Final = 64  # a part with fewer files is copied when files follow it
 _CHUNK: Final = 10_000  # paths that are Python strings at once
 

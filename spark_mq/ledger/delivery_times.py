@@ -9,8 +9,6 @@ from functools import reduce
 from operator import add
 from typing import Final, overload
 
-__all__ = ["NO_TIME", "DeliveryTimes", "TimeColumns", "TimedRun", "optional_time"]
-
 TimedRun = tuple[int, int | None, int | None]
 """Number of rows, their deliver_at and their expires_at, in microseconds or None."""
 

@@ -27,8 +27,6 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.states import LEGAL_TRANSITIONS, illegal_transition
 from spark_mq.util.columns import sort_rows
 
-__all__ = ["COUNTED", "END_REASONS", "LedgerEditor", "end_reason_of"]
-
 _OWN_NAMES: Final = ("acked", "skipped", "expired", "lost", "redriven")
 END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
     "routed": "dead_lettered",

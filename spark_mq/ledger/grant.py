@@ -28,15 +28,6 @@ from spark_mq.ledger.selection import OTHER_GROUP, RowRuns, SelectedPiece
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import SinkWrite, with_write
 
-__all__ = [
-    "MAX_LEASES_WITHOUT_FRESH",
-    "AcquireRequest",
-    "Grant",
-    "blocked_by",
-    "grant_pieces",
-    "leased",
-]
-
 MAX_LEASES_WITHOUT_FRESH: Final = 3
 """Leases in a row that may isolate suspects while unread messages are due."""
 

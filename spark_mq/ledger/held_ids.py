@@ -12,8 +12,6 @@ from spark_mq.ledger.settings import UNTIL_LEASED
 from spark_mq.ledger.states import BLOCKED, DELAYED, LEASED, READY
 from spark_mq.ledger.walk import Piece, walk
 
-__all__ = ["AskHeld", "Held", "held_ids"]
-
 # A dead message, or one in transfer, is delivered again only if the owner wants that.
 _UNFINISHED: Final = (READY, DELAYED, LEASED, BLOCKED)
 

@@ -12,21 +12,6 @@ from typing import Any, Final, overload
 from spark_mq.errors import InvalidOption
 from spark_mq.util.validation import is_message, plain_number, plain_values, short_repr
 
-__all__ = [
-    "MAX_REPLACED_BYTES",
-    "Interval",
-    "SequenceRange",
-    "decode_replaced",
-    "encode_replaced",
-    "format_intervals",
-    "from_sequences",
-    "intersect",
-    "normalise",
-    "split_at",
-    "subtract",
-    "valid_replaced",
-]
-
 Interval = tuple[int, int]
 
 _MAX_SHOWN: Final = 40  # characters of what is no sequence

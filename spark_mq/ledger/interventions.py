@@ -31,8 +31,6 @@ from spark_mq.ledger.transitions import (
 )
 from spark_mq.util.validation import truncate_error
 
-__all__ = ["DEAD_LETTER", "DISCARD", "RETRY_NOW", "Intervene", "Intervention"]
-
 DISCARD: Final = "discard"
 RETRY_NOW: Final = "retry now"
 DEAD_LETTER: Final = "dead letter"

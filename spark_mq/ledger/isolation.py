@@ -21,28 +21,6 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.ledger.stream_batch import names_batch
 
-__all__ = [
-    "ASSUMED_ATTEMPTS",
-    "LAST",
-    "NOTHING_ISOLATED",
-    "RESERVED_ATTEMPTS",
-    "REST",
-    "SUSPECT",
-    "WHOLE_RETRY_ATTEMPTS",
-    "AcquireKind",
-    "DueRanges",
-    "Head",
-    "Isolation",
-    "estimate_isolation",
-    "failed_together",
-    "holds_last_attempt",
-    "holds_leases",
-    "is_last_attempt",
-    "is_retried_whole",
-    "isolation_size",
-    "settled_since",
-]
-
 ASSUMED_ATTEMPTS: Final = 5  # that isolation assumes for a group without a limit
 WHOLE_RETRY_ATTEMPTS: Final = 4
 """With this many attempts, the first failure of a whole lease is retried whole."""

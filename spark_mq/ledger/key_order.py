@@ -15,15 +15,6 @@ from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import to_available
 
-__all__ = [
-    "claims_on_lanes",
-    "held_lanes",
-    "is_ordered",
-    "leases_held",
-    "return_behind",
-    "returned",
-]
-
 
 def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
     """Return whether a group delivers the messages of a key in order."""

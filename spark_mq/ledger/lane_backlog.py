@@ -20,16 +20,6 @@ from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.ledger.states import DELAYED, READY, SETTLED
 from spark_mq.ledger.walk import Piece, due_at, walk
 
-__all__ = [
-    "MAX_RUNS",
-    "STATES",
-    "Holder",
-    "LaneBacklog",
-    "LaneStats",
-    "PriorityStats",
-    "count_lanes",
-]
-
 MAX_RUNS: Final = 1_000_000
 """Runs of messages in one slot that a backlog counts. More would take seconds."""
 STATES: Final = (READY, DELAYED, LEASED, BLOCKED, DEAD, TRANSFERRING)

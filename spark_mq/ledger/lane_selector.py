@@ -42,10 +42,6 @@ from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRIN
 from spark_mq.ledger.selection import Selection, WalkFilter
 from spark_mq.ledger.settings import GroupSettings
 
-__all__ = [
-    "LaneSelector",
-]
-
 _ALONE: Final = "a message that may end its worker is leased alone"
 
 

@@ -24,8 +24,6 @@ from spark_mq.ledger.selection import MAX_PIECES, Selection
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.show import show_some
 
-__all__ = ["BURSTS", "LaneShares", "SharedWalk", "divides_lanes"]
-
 BURSTS: Final = 16
 """A lease has so many bursts, because each of them becomes some ranges of the ledger."""
 MAX_ROUNDS: Final = 4

@@ -21,8 +21,6 @@ from spark_mq.ledger.schedule import split_by_time
 from spark_mq.ledger.selection import Selection
 from spark_mq.ledger.slots import FileSlots, lowest_of
 
-__all__ = ["Candidates", "LaneWalk", "OneLaneWalk", "OrderedWalk", "Visit"]
-
 Part = tuple[int, int, int]
 """The first and last sequence of messages, and the slots that they close.
 

@@ -10,8 +10,6 @@ from spark_mq.ledger.intervals import Interval, normalise, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, SETTLED, Ledger, Range
 
-__all__ = ["LeaseWalker", "SettleOutcome", "why_lost"]
-
 
 @dataclass(slots=True)
 class SettleOutcome:

@@ -16,8 +16,6 @@ from spark_mq.ledger.intervals import subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import UNREAD, Ledger, LogFingerprint, Range
 
-__all__ = ["MAX_SEQUENCE", "REWOUND", "agreed_up_to", "forget", "with_fingerprint"]
-
 MAX_SEQUENCE: Final = 2**63 - 1
 REWOUND: Final = "rewound"  # the event of messages whose state a ledger forgets
 _MAX_FINGERPRINTS: Final = 8

@@ -10,8 +10,6 @@ from typing import Any, Final
 from spark_mq.util.setting_fields import Kind
 from spark_mq.util.validation import invalid, short_repr
 
-__all__ = ["HEADER", "KEY_PREFIX", "Filters", "filter_id"]
-
 KEY_PREFIX: Final = "key_prefix"
 HEADER: Final = "header"
 _HEADER_DOT: Final = f"{HEADER}."

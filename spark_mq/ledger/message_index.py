@@ -21,15 +21,7 @@ from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
 from spark_mq.ledger.intervals import Interval, decode_replaced, intersect, normalise
 from spark_mq.ledger.slots import FileSlots, SlotLayout, decode_slots
 
-__all__ = [
-    "DataFile",
-    "DeliveryTimes",
-    "FileColumns",
-    "FileSlice",
-    "MessageIndex",
-    "TimedRun",
-    "sequence",
-]
+__all__ = ["DataFile", "DeliveryTimes", "FileColumns", "TimedRun"]
 
 _REMEMBERED_SETS: Final = 50_000
 _REMEMBERED_FILES: Final = 1_000

@@ -43,25 +43,6 @@ from spark_mq.ledger.transitions import counted_from_zero, expire_leases
 from spark_mq.util.clock import to_micros
 from spark_mq.util.show import show_position
 
-__all__ = [
-    "CREATE_GROUP",
-    "DROP",
-    "RETRY",
-    "ROUTE",
-    "Configure",
-    "Create",
-    "Drop",
-    "Expire",
-    "NoteChange",
-    "Pause",
-    "Resume",
-    "Seek",
-    "StartPosition",
-    "Unblock",
-    "seek_position",
-    "unsettled_ranges",
-]
-
 MAX_SKIPPED_INTERVALS: Final = 100
 """Skipped intervals that a group remembers, so that a later settle of them is refused."""
 

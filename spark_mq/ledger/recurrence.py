@@ -22,19 +22,6 @@ from spark_mq.util.validation import invalid, short_repr, suggest, validate_dura
 if TYPE_CHECKING:
     from cronsim import CronSim
 
-__all__ = [
-    "CATCH_UP",
-    "GRACE",
-    "MAX_JITTER",
-    "Recurrence",
-    "due_instants",
-    "jitter_of",
-    "validate_cron",
-    "validate_every",
-    "validate_jitter",
-    "validate_timezone",
-]
-
 CATCH_UP: Final = ("latest", "all", "none")
 GRACE: Final = 15 * 60 * SECOND  # with catch_up="none", what is later than that is missed
 MAX_JITTER: Final = 24 * 3600 * SECOND

@@ -15,15 +15,6 @@ from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger, Range
 from spark_mq.ledger.transitions import expire_leases
 
-__all__ = [
-    "Discard",
-    "DropDead",
-    "Freeze",
-    "FreezeDead",
-    "SettleRouted",
-    "Unfreeze",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FreezeDead(Command[int]):

@@ -17,18 +17,6 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expire, expired, is_late, record_expired_leases
 from spark_mq.util.clock import MICROSECOND
 
-__all__ = [
-    "TimeSplit",
-    "add_scheduled",
-    "next_due_at",
-    "settle_expired_held",
-    "settle_expired_unread",
-    "split_by_time",
-    "split_due",
-    "unread_range",
-    "was_due",
-]
-
 
 @dataclass(slots=True)
 class TimeSplit:

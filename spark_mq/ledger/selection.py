@@ -15,19 +15,6 @@ from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, Ledger
 from spark_mq.ledger.settings import GroupSettings
 
-__all__ = [
-    "FILTERED",
-    "MAX_FILTERED_FILES",
-    "MAX_FILTERED_PIECES",
-    "MAX_PIECES",
-    "OTHER_GROUP",
-    "REPLACED",
-    "RowRuns",
-    "SelectedPiece",
-    "Selection",
-    "WalkFilter",
-]
-
 FILTERED: Final = "filtered"  # the event of messages that a filter does not match
 REPLACED: Final = "replaced"  # and of those that a later one replaces
 OTHER_GROUP: Final = "other_group"  # and of those that were published for another group alone

@@ -10,8 +10,6 @@ from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import invalid, short_repr
 
-__all__ = ["check_delays", "check_keys", "check_lanes", "check_replaces", "wrong_format"]
-
 
 def check_lanes(lanes: int, order: str, limit: int | None) -> None:
     """Raise InvalidOption if a setting needs lanes, and the queue has none."""

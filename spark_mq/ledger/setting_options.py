@@ -8,8 +8,6 @@ from typing import TypedDict
 
 from spark_mq.util.clock import Duration
 
-__all__ = ["CreateOptions", "GroupOptions", "QueueOptions"]
-
 
 class GroupOptions(TypedDict, total=False):
     """Settings of a group, also the defaults of new groups."""

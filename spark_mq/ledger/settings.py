@@ -22,16 +22,6 @@ from spark_mq.util.setting_fields import Rate, Settings, documented, setting, se
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import invalid, suggest
 
-__all__ = [
-    "ITSELF",
-    "UNTIL_LEASED",
-    "UNTIL_SETTLED",
-    "UNTIL_WINDOW",
-    "GroupSettings",
-    "QueueSettings",
-    "new_settings",
-]
-
 ITSELF: Final = "."  # the ``dead_letter_path`` of a dead-letter queue
 UNTIL_WINDOW, UNTIL_SETTLED, UNTIL_LEASED = "window", "settled", "leased"
 """How long a message holds its dedup id."""

@@ -36,20 +36,7 @@ from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.collector import without_collections
 from spark_mq.util.validation import truncate_error
 
-__all__ = [
-    "ACK",
-    "NACK",
-    "REJECT",
-    "REJECTED",
-    "RELEASE",
-    "Extend",
-    "Extended",
-    "Settle",
-    "SettleOutcome",
-    "SettlePart",
-    "settle_all",
-    "settle_note",
-]
+__all__ = ["SettleOutcome"]
 
 ACK: Final = "ack"
 NACK: Final = "nack"

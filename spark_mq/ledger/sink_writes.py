@@ -16,14 +16,6 @@ from typing import NamedTuple
 from spark_mq.ledger.ranges import Ledger, Range
 from spark_mq.ledger.states import UNSETTLED
 
-__all__ = [
-    "SinkWrite",
-    "next_write",
-    "parse_writes",
-    "with_write",
-    "without_last_write",
-]
-
 
 class SinkWrite(NamedTuple):
     """The write of one lease."""

@@ -15,18 +15,6 @@ from operator import lt, or_
 from typing import Final
 from zlib import crc32
 
-__all__ = [
-    "MAX_LANES",
-    "MAX_PRIORITY",
-    "FileSlots",
-    "SlotLayout",
-    "decode_slots",
-    "encode_slots",
-    "lowest_of",
-    "priorities_of",
-    "valid_slots",
-]
-
 MAX_LANES: Final = 1_024
 MAX_PRIORITY: Final = 9  # the lowest, and the default, is 0
 _CACHED_FILES: Final = 4_096

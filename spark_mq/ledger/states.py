@@ -12,25 +12,6 @@ from typing import Final
 
 from spark_mq.errors import IllegalTransition
 
-__all__ = [
-    "AVAILABLE",
-    "BLOCKED",
-    "CHANGEABLE",
-    "DEAD",
-    "DELAYED",
-    "LEASED",
-    "LEGAL_TRANSITIONS",
-    "READY",
-    "SETTLED",
-    "STATES",
-    "STATE_NAMES",
-    "TRANSFERRING",
-    "UNREAD",
-    "UNSETTLED",
-    "State",
-    "illegal_transition",
-]
-
 
 class State(StrEnum):
     """The delivery state of a range, see ``docs/reference/states.md``."""

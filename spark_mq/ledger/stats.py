@@ -20,22 +20,6 @@ from spark_mq.ledger.walk import StateSum, oldest_due, sum_states, walk_unread
 from spark_mq.util.records import Record, with_attributes
 from spark_mq.util.show import show_count
 
-__all__ = [
-    "MESSAGES",
-    "Figure",
-    "GroupFacts",
-    "GroupStats",
-    "Metric",
-    "age_at",
-    "compute_stats",
-    "documented",
-    "facts_of",
-    "figure",
-    "figures_of",
-    "state_figures",
-    "with_unread",
-]
-
 _T = TypeVar("_T")
 EXPIRED: Final = "expired"
 _NOTHING: Final = StateSum()

@@ -38,20 +38,6 @@ from spark_mq.ledger.transitions import (
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.user import worker_label
 
-__all__ = [
-    "STREAM_ID",
-    "AckBatches",
-    "LeaveBatch",
-    "Replay",
-    "StreamBatch",
-    "fence_app_id",
-    "left_batch_app_id",
-    "names_batch",
-    "parse_lease_id",
-    "return_to_group",
-    "rows_held_by_batch",
-]
-
 STREAM_ID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _LEASE_ID = re.compile(rf"({STREAM_ID})/([0-9]{{1,18}})/([0-9a-f]+)")
 

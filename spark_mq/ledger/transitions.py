@@ -26,31 +26,6 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.show import show_count
 
-__all__ = [
-    "AGE_LIMIT",
-    "ATTEMPT_LIMIT",
-    "EXPIRED",
-    "FAILURE_LIMIT",
-    "REQUESTED",
-    "SettleLost",
-    "counted_from_zero",
-    "exhaust",
-    "exhausted_limit",
-    "expire",
-    "expire_leases",
-    "expired",
-    "is_late",
-    "record_expired_leases",
-    "record_failure",
-    "rejected",
-    "settle_lost",
-    "to_available",
-    "to_dead",
-    "with_failure",
-    "without_lone_blame",
-    "without_lost",
-]
-
 ATTEMPT_LIMIT: Final = "max_delivery_attempts"
 FAILURE_LIMIT: Final = "max_failures"
 AGE_LIMIT: Final = "max_retry_age"

@@ -16,20 +16,6 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import DEAD, DELAYED, LEASED, READY, STATES, UNSETTLED
 from spark_mq.ledger.transitions import EXPIRED, expire, to_dead
 
-__all__ = [
-    "LATE",
-    "SUMMED_COLUMNS",
-    "Piece",
-    "StateSum",
-    "due_at",
-    "due_times",
-    "oldest_due",
-    "range_of",
-    "sum_states",
-    "walk",
-    "walk_unread",
-]
-
 
 class Piece(NamedTuple):
     """Messages ``first..last`` in one of STATE_NAMES. Unread ones are ready or delayed."""

@@ -27,18 +27,6 @@ from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import Notifier, subscribed
 
-__all__ = [
-    "LOCAL_POLL",
-    "Damage",
-    "News",
-    "default_poll",
-    "find_damage",
-    "named_messages",
-    "raise_if_blocked",
-    "reject_damaged",
-    "wait_for_lease",
-]
-
 _log = logging.getLogger(__name__)
 
 MAX_MESSAGES: Final = 2**31 - 1  # that an option of a lease may give

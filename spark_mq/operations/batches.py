@@ -26,19 +26,6 @@ from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_name
 
-__all__ = [
-    "BatchInfo",
-    "close_batch",
-    "count_ends",
-    "count_messages",
-    "count_outcomes",
-    "list_batches",
-    "open_target",
-    "uncounted_start",
-    "unsettled_members",
-    "validate_batch",
-]
-
 _MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
 UNKNOWN: Final = "unknown"  # settled, and no outcome is known
 COUNTED: Final = (*(outcome for outcome in OUTCOMES if outcome != "redriven"), UNKNOWN)

@@ -35,8 +35,6 @@ from spark_mq.util.validation import (
     validate_lease_id,
 )
 
-__all__ = ["decode_command", "decode_result", "encode_command", "encode_result"]
-
 _COMMANDS: Final[Mapping[str, type[Command[Any]]]] = {
     kind.name: kind for kind in (Acquire, Settle, Extend)
 }

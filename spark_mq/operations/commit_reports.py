@@ -20,8 +20,6 @@ from spark_mq.util.clock import to_datetime
 from spark_mq.util.show import printable, show_count, show_some, show_time
 from spark_mq.util.user import worker_label
 
-__all__ = ["log_breaker_change", "log_expired", "signals_of"]
-
 _log = logging.getLogger(__name__)
 _LOST: Final = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 

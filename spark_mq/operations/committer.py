@@ -47,8 +47,6 @@ from spark_mq.util.process import ForkGuard
 from spark_mq.util.user import current_user
 from spark_mq.util.validation import is_name
 
-__all__ = ["GroupCommitter", "QueueCommitter"]
-
 _log = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 0.25  # for payload files in one try to commit, for which others may wait

@@ -37,14 +37,6 @@ from spark_mq.util.show import show_some
 from spark_mq.util.user import identify_worker
 from spark_mq.util.validation import suggest
 
-__all__ = [
-    "MAX_COMPARED_GROUPS",
-    "GroupLedger",
-    "QueueContext",
-    "StartPosition",
-    "group_not_found",
-]
-
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R")

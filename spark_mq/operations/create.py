@@ -37,19 +37,6 @@ from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
 from spark_mq.util.validation import short_repr, suggest
 
-__all__ = [
-    "DROP_MARK",
-    "configure_queue",
-    "create_queue_tables",
-    "is_delta_table",
-    "is_own_place",
-    "note_change",
-    "open_context",
-    "place_of",
-    "relative_place",
-    "settings_at",
-]
-
 DROP_MARK: Final = "messages/_spark_mq_drop"  # marks a drop that began: written first, deleted last
 
 # Names that a crashed create may leave under a path, or that the root of a volume has.

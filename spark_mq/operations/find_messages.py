@@ -21,14 +21,6 @@ from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import SECOND, to_datetime
 from spark_mq.util.validation import plain_number, plain_values, short_repr
 
-__all__ = [
-    "PastLease",
-    "check_ids",
-    "find_messages",
-    "find_past_lease",
-    "find_values",
-]
-
 _log = logging.getLogger(__name__)
 _REACH: Final = 86_400 * SECOND  # of the search, in microseconds before the latest commit
 _COMMITS: Final = 20  # read at a time, the newest first

@@ -37,27 +37,6 @@ from spark_mq.util.clock import EARLIEST, LATEST, to_datetime, to_micros
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import whole_number
 
-__all__ = [
-    "HEADER_PREFIX",
-    "OUTCOMES",
-    "REDRIVEN_FROM",
-    "SettledMessages",
-    "SettledRange",
-    "commits_after",
-    "dead_letter_of",
-    "died_in",
-    "find_earlier",
-    "find_later",
-    "find_outcomes",
-    "find_redriver",
-    "find_settled",
-    "last_ends",
-    "read_group_history",
-    "read_history",
-    "show_outcomes",
-    "was_repaired",
-]
-
 
 def read_history(
     context: QueueContext,

@@ -12,8 +12,6 @@ from typing import Final
 from spark_mq.errors import LeaseLost
 from spark_mq.util.clock import SECOND
 
-__all__ = ["KeepAlive"]
-
 _log = logging.getLogger(__name__)
 
 # Until the next look at a lease that is past its limit and has not expired yet.

@@ -12,8 +12,6 @@ from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.records import Record, rows_html
 from spark_mq.util.show import show_moment, show_name, show_number
 
-__all__ = ["UNDOING", "MessageOutcome", "Trace", "TraceEvent", "outcomes_in"]
-
 # Events that the owner of a group makes. A worker only held the message before.
 _BY_OWNER: Final = ("discarded", "made_dead", "retried", "unblocked")
 UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again

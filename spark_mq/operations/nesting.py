@@ -14,8 +14,6 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import InvalidOption, NotAQueue, SparkMQError
 from spark_mq.ledger.settings import QueueSettings
 
-__all__ = ["OWN_DEAD_LETTERS", "find_folders", "is_queue", "is_queue_at", "refuse_nested"]
-
 _TABLES: Final = ("messages", "leases")  # the folders that a queue has and another place has not
 OWN_DEAD_LETTERS: Final = "./dead_letters"
 _MAX_DEPTH: Final = 3  # of folders between a new queue and one below it

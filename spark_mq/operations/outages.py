@@ -11,15 +11,6 @@ from spark_mq.errors import ContentionTimeout, HandlerTimeout, SparkMQError, Sto
 from spark_mq.operations.context import GroupLedger
 from spark_mq.util.failures import cause_of
 
-__all__ = [
-    "OUTAGES",
-    "Refusals",
-    "find_store_failure",
-    "is_outage",
-    "may_be_outage",
-    "outage_pause",
-]
-
 _log = logging.getLogger(__name__)
 
 OUTAGES: Final = (*STORE_ERRORS, ContentionTimeout)  # pass once the store works again

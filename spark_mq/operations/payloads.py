@@ -26,8 +26,6 @@ from spark_mq.parquet.row_filter import match_rows
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.recent import RecentDict, RecentSet
 
-__all__ = ["FileChecks", "PayloadFiles", "read_whole"]
-
 _log = logging.getLogger(__name__)
 
 _REMEMBERED_FILES: Final = 10_000  # others are checked again

@@ -45,19 +45,6 @@ from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND, Duration
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
-__all__ = [
-    "Producer",
-    "check_dedup",
-    "pending_of",
-    "pending_of_files",
-    "publish_messages",
-    "publish_pending",
-    "publish_table",
-    "report_files",
-    "report_send",
-    "with_own_context",
-]
-
 
 @contextmanager
 def _sending(

@@ -43,16 +43,6 @@ from spark_mq.util.validation import (
     validate_name,
 )
 
-__all__ = [
-    "ScheduleInfo",
-    "list_schedules",
-    "oldest_due",
-    "pause_schedule",
-    "remove_schedule",
-    "resume_schedule",
-    "set_schedule",
-]
-
 _MAX_BYTES: Final = 64 * 2**10  # of one entry
 _MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
 _MAX_NAMED: Final = 10

@@ -19,16 +19,6 @@ from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import short_repr, validate_lease_id
 
-__all__ = [
-    "HeldLease",
-    "HeldSelector",
-    "SettleResult",
-    "change_messages",
-    "extend",
-    "settle",
-    "summarize",
-]
-
 _MAX_NAMED = 400  # characters of lease ids in an error
 
 

@@ -36,18 +36,6 @@ from spark_mq.storage.delta_sink import DeltaSink
 from spark_mq.storage.publishes import fence_of, producer_txn
 from spark_mq.util.validation import short_repr
 
-__all__ = [
-    "AppendGuard",
-    "LeaseSink",
-    "QueueSink",
-    "Sink",
-    "check_no_sink",
-    "check_schema_mode",
-    "configure_command",
-    "refuse_publish",
-    "sink_of_lease",
-]
-
 
 class QueueSink:
     """A queue as the sink of a group. `names` is what the names of its producers begin with."""

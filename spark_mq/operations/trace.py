@@ -31,14 +31,12 @@ from spark_mq.operations.history import (
     read_history,
     was_repaired,
 )
-from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent, outcomes_in
+from spark_mq.operations.life import Trace, TraceEvent, outcomes_in
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
-
-__all__ = ["FINISHED_SCHEMA", "MessageOutcome", "Trace", "TraceEvent", "finished", "trace"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 # One row for each finished message, with its last delivery in ``leased_at``. The columns of

@@ -30,8 +30,6 @@ from spark_mq.util.error_shape import recent_error_shape
 from spark_mq.util.progress import progress
 from spark_mq.util.show import printable, show_number, show_short
 
-__all__ = ["PAST", "VerdictLog", "describe_settled", "isolation_text", "reported_work"]
-
 _verdict_log = logging.getLogger("spark_mq.verdicts")
 
 EVERY: Final = 10.0  # seconds between two lines of one group
