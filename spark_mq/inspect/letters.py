@@ -253,7 +253,7 @@ class _Tally:
         letters = row["letter_list"]
         first, last = to_datetime(row["at_min"]), to_datetime(row["at_max"])
         known = self._found.get(cause) or Failure(*cause, 0, first, last, -1, None, (), ())
-        newest = max(known.newest, max(letters))
+        newest = max(known.newest, *letters)
         self._found[cause] = replace(
             known,
             messages=known.messages + len(letters),

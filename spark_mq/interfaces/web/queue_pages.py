@@ -16,15 +16,17 @@ from spark_mq.interfaces.web.charts import (
     settled_chart,
     state_bar,
 )
-from spark_mq.interfaces.web.problems import (
+from spark_mq.interfaces.web.view import (
     PageProblem,
+    View,
     first_problems,
     health_of,
+    href,
     lead_with,
     problems_of,
+    render,
     unreadable,
 )
-from spark_mq.interfaces.web.view import View, href, render
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.budget import is_stopped, limit_in
 from spark_mq.ledger.stats import GroupStats, figures_of
