@@ -14,12 +14,15 @@ from spark_mq.ledger.acquire import AcquireRequest, Grant
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.stream_batch import fence_app_id
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.streaming.multi_source import MultiQueueSource, Plans
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util.clock import MICROSECOND
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of
 
 Offset = dict[str, Any]
+Rows = set[tuple[str, int]]
+"""Messages of several queues: the path and the sequence."""
 
 
 @dataclass
@@ -122,6 +125,24 @@ class Runner(AnyRunner):
         return plan
 
 
+class MultiRunner(AnyRunner):
+    """A run of a query over several queues."""
+
+    def __init__(
+        self, queues: list[Queue], checkpoint: Checkpoint | None = None, **options: Any
+    ) -> None:
+        super().__init__(checkpoint)
+        self.source = MultiQueueSource(
+            [group_ledger_of(queue.group("g")) for queue in queues],
+            StreamOptions(**options),
+            keep_alive=StubAlive,
+        )
+
+    def plan(self) -> Plans:
+        plans: Plans = self.source.plans(*self.checkpoint.offsets[-2:])
+        return plans
+
+
 def remembered(*sources: Any) -> int:
     """How much the collections of some sources hold."""
     kept = [value for source in sources for value in vars(source).values()]
@@ -130,6 +151,10 @@ def remembered(*sources: Any) -> int:
 
 def sequences(plan: BatchPlan) -> list[int]:
     return [s for piece, _ in plan.slices for s in range(piece.first, piece.first + piece.rows)]
+
+
+def rows(plans: Plans) -> Rows:
+    return {(group.queue_path, seq) for group, plan in plans for seq in sequences(plan)}
 
 
 def deliveries(plan: BatchPlan) -> set[int]:
