@@ -14,9 +14,7 @@ from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.ledger.settle import NACK, REJECT, SettlePart
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.recover import recover_tables
-from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.retention import trim
-from spark_mq.operations.settle import change_messages
 
 from .actors import Context, Proc, Program, Worker
 from .explorer import EFFECT
@@ -61,7 +59,7 @@ class Redriver(Chore):
     """Publishes dead letters into their queue again, one at a time."""
 
     def do(self, ctx: Context) -> None:
-        redrive(context_of(ctx.queue), None, 1, False, None)
+        ctx.queue.redrive(limit=1)
 
 
 class Trimmer(Chore):
@@ -169,9 +167,8 @@ class Owner(Chore):
         return ENDED
 
     def change(self, ctx: Context, m: int, *, force: bool) -> None:
-        changed = change_messages(
-            group_ledger_of(ctx.group()), self.how, [(m, m)], force=force, by="owner"
-        )
+        change = getattr(ctx.group(), self.how.replace(" ", "_"))
+        changed = change(m, force=force, by="owner")
         if changed:
             ctx.emit("intervened", m, self.how, force)
 

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from spark_mq.ledger.grant import AcquireRequest
+from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id
 

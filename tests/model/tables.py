@@ -18,7 +18,6 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, 
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.lease_columns import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.archive_table import Filters
 from spark_mq.storage.history_table import HISTORY_SCHEMA, Archived
 from spark_mq.storage.id_files import NO_IDS, new_name
 from spark_mq.storage.ledger_files import (
@@ -339,7 +338,7 @@ class NoHistory:
     def progress(self) -> tuple[int, int | None]:
         return -1, None
 
-    def read(self, filters: Filters, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
+    def read(self, filters: object, columns: Sequence[str] | None = None) -> tuple[pa.Table, int]:
         return HISTORY_SCHEMA.empty_table().select(columns or HISTORY_SCHEMA.names), -1
 
     def agreed_up_to(self) -> int | None:

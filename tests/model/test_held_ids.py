@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.limits import Limits
 from support.rule_variants import gets, instead, then
 
 from spark_mq import Message
 from spark_mq.errors import GroupBlocked
-from spark_mq.ledger.held_ids import Held
-from spark_mq.storage import id_files
 
 from .mutants import Mutant
 from .public_queue import PublicQueue
@@ -101,9 +100,9 @@ class World(PublicQueue):
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(limits: Limits) -> None:
     """Blocks ask which of their ids are held from two ids on."""
-    monkeypatch.setattr(id_files, "ASK_IDS", 2)
+    limits(ask_ids=2)
 
 
 @pytest.mark.parametrize("until", MODES)
@@ -144,9 +143,9 @@ MUTANTS = [
     Mutant("an id that is held counts", "", "IdWindow.duplicates", gets(ask=None)),
     Mutant("ids are kept as long as they are held", "", "IdWindow.with_ids", gets(ask=None)),
     Mutant("a block asks", "", "IdWindow.with_ids",
-           gets(ask=lambda a: lambda sequences: Held(a.ask(sequences).up_to, set()))),
+           gets(ask=lambda a: lambda sequences: a.ask(sequences)._replace(sequences=set()))),
     Mutant("a block stays while its messages may hold ids", "", "IdWindow.with_ids",
-           gets(ask=lambda a: lambda sequences: Held(2**62, a.ask(sequences).sequences))),
+           gets(ask=lambda a: lambda sequences: a.ask(sequences)._replace(up_to=2**62))),
 ]  # fmt: skip
 
 

@@ -14,21 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.transaction import AddAction
 from support.byte_store import ByteStore
 from support.handles import Injected, Killed, again, die, housekeep, index_commits, lease, on_commit
 from support.limits import Limits
-from support.tables import messages_of
+from support.tables import add_values, checkpoint, messages_of
 
 from spark_mq import Message, Queue, errors
 from spark_mq.delta import tables
-from spark_mq.delta.cleanup import Keep, clean_table
-from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.tables import write_checkpoint
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.parquet.writer import write_file
+from spark_mq.delta.cleanup import Keep
 from spark_mq.storage import archive_table
-from spark_mq.storage.message_table import MessageTable
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -39,11 +33,6 @@ ALL = Keep(0, 0)
 @pytest.fixture
 def queue(delta_queue: Make) -> Queue:
     return delta_queue()
-
-
-def log_of(queue: Queue) -> MessageTable:
-    assert isinstance(messages_of(queue), MessageTable)
-    return messages_of(queue)
 
 
 def json_versions(queue: Queue) -> list[int]:
@@ -61,25 +50,25 @@ def data_files(queue: Queue) -> set[str]:
 
 def clean(queue: Queue) -> int:
     """Cleans the log of messages/ of all that may go, without the usual patience."""
-    return log_of(queue).clean(0, 0)
+    return messages_of(queue).clean(0, 0)
 
 
 def index_and_clean(queue: Queue) -> None:
     """Nothing of the log but its last commit is left."""
     index_commits(queue)
     assert clean(queue) > 0
-    assert json_versions(queue) == [log_of(queue).log.refresh().version]
+    assert json_versions(queue) == [messages_of(queue).log.refresh().version]
 
 
 def written_down(queue: Queue) -> pa.Table:
-    found = log_of(queue).commits.read_after()
+    found = messages_of(queue).commits.read_after()
     assert found is not None
     return found[0]
 
 
 def said(queue: Queue) -> pa.Table:
     """All that the commits say, as a new handle finds it."""
-    return log_of(again(queue)).published().rows_since(-1)
+    return messages_of(again(queue)).published().rows_since(-1)
 
 
 def varied(queue: Queue, clock: ManualClock) -> None:
@@ -99,14 +88,7 @@ def varied(queue: Queue, clock: ManualClock) -> None:
         mode="append",
         schema_mode="merge",
     )
-    file = write_file(
-        messages_of(queue).files,
-        pa.table({"value": pa.array([b"without statistics", b"two"])}),
-    )
-    bare = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [bare], "append", MESSAGE_SCHEMA, []
-    )
+    add_values(queue, b"without statistics", b"two")
     before = DeltaTable(messages_of(queue).path).version()
     DeltaTable(messages_of(queue).path).optimize.compact()
     DeltaTable(messages_of(queue).path).restore(before)
@@ -138,7 +120,7 @@ def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: Ma
 def test_it_grows_by_what_is_new(queue: Queue, clock: ManualClock) -> None:
     assert index_commits(queue) == 0, "nothing has been published"
     varied(queue, clock)
-    assert index_commits(queue) == log_of(queue).log.refresh().version + 1
+    assert index_commits(queue) == messages_of(queue).log.refresh().version + 1
     assert index_commits(queue) == 0
     queue.publish("x")
     queue.publish("y")
@@ -232,8 +214,8 @@ def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, byte_store: 
     looker = again(queue)
     queue.publish("a")
     assert messages_of(looker).index().total == 1
-    listed = byte_store.paths("list", of=log_of(looker).files)
-    read = byte_store.paths("read", of=log_of(looker).files)
+    listed = byte_store.paths("list", of=messages_of(looker).files)
+    read = byte_store.paths("read", of=messages_of(looker).files)
     assert messages_of(looker).index().total == 1
     for value in "bcd":
         queue.publish(value)
@@ -335,7 +317,7 @@ def test_a_commit_that_is_gone_and_not_written_down_is_reported(queue: Queue) ->
     index_commits(queue)
     queue.publish("b")
     queue.publish("c")
-    write_checkpoint(log_of(queue).files)
+    checkpoint(messages_of(queue))
     Path(messages_of(queue).path, "_delta_log", f"{2:020d}.json").unlink()
     with pytest.raises(errors.CorruptLog, match="commit 2"):
         messages_of(again(queue)).index()
@@ -367,10 +349,10 @@ def test_a_queue_that_was_never_indexed_is_not_cleaned(queue: Queue) -> None:
 def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> None:
     for value in "abcdef":
         queue.publish(value)
-        write_checkpoint(log_of(queue).files)
+        checkpoint(messages_of(queue))
     index_commits(queue)
-    assert log_of(queue).clean(0, 3600) == 0
-    log_of(queue).clean(2, 0)
+    assert messages_of(queue).clean(0, 3600) == 0
+    messages_of(queue).clean(2, 0)
     assert json_versions(queue) == [4, 5, 6]
     for version in (4, 5, 6):
         assert (
@@ -393,7 +375,7 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
 ) -> None:
     for value in "abcde":
         queue.publish(value)
-        write_checkpoint(log_of(queue).files)
+        checkpoint(messages_of(queue))
     index_commits(queue)
 
     with monkeypatch.context() as patch:
@@ -413,7 +395,7 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
 def test_a_sweep_indexes_and_cleans(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        write_checkpoint(log_of(queue).files)
+        checkpoint(messages_of(queue))
     assert queue.sweep().indexed_commits == 4
     assert queue.sweep().cleaned_files == 0, "all of it is young"
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
@@ -514,7 +496,7 @@ def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
-        log_of(queue).commits.clean(ALL)
+        messages_of(queue).commits.clean(ALL)
         files = list(Path(queue.path, "commits").glob("*.parquet"))
         assert len(files) <= 5
         assert again(queue).stats()["published"] == n + 1
@@ -533,9 +515,9 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
 
     def rewrite() -> None:
         index_commits(queue)
-        log_of(queue).commits.clean(ALL)
+        messages_of(queue).commits.clean(ALL)
 
-    byte_store.inject("read_parquet", of=log_of(reader).commits.files, before=rewrite)
+    byte_store.inject("read_parquet", of=messages_of(reader).commits.files, before=rewrite)
     assert reader.stats()["published"] == 3
 
 
@@ -545,7 +527,7 @@ def test_a_process_that_slept_while_another_one_swept_opens_the_queue(
     """It took commits/ for that of another log, because its own look was older."""
     queue.publish("a")
     fresh = again(queue)
-    commits, values = log_of(fresh).commits, iter(["bc", "de"])
+    commits, values = messages_of(fresh).commits, iter(["bc", "de"])
     read = commits.read_after
 
     def slow_read(*of: Any) -> Any:
@@ -561,10 +543,11 @@ def test_a_process_that_slept_while_another_one_swept_opens_the_queue(
 def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-        write_checkpoint(log_of(queue).files)
+        checkpoint(messages_of(queue))
     folder = Path(messages_of(queue).path, "_delta_log")
     (folder / f"{1:020d}.crc").write_text("{}")
-    clean_table(DeltaLog(log_of(queue).files), ALL, data_files=False)
+    index_commits(queue)
+    clean(queue)
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
@@ -602,12 +585,12 @@ def test_two_sweepers_tidy_commits_at_once(
 
     def meanwhile() -> None:
         more()
-        assert log_of(again(queue)).commits.clean(ALL) > 0
+        assert messages_of(again(queue)).commits.clean(ALL) > 0
 
     more()
     injected = Injected(tables.encode_checkpoint, before=meanwhile)
     monkeypatch.setattr(tables, "encode_checkpoint", injected)
-    assert log_of(again(queue)).commits.clean(ALL) <= 1, "at most the checkpoint overtaken"
+    assert messages_of(again(queue)).commits.clean(ALL) <= 1, "at most the checkpoint overtaken"
     assert injected.calls == 2
     assert again(queue).stats()["published"] == 4
 

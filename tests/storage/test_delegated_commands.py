@@ -19,7 +19,7 @@ from support.byte_store import ByteStore, Call
 from support.handles import again, housekeep, on_commit, until
 from support.handles import lease as leased
 from support.limits import Limits
-from support.machines import machines, sharing
+from support.machines import machines, processes, sharing
 from support.tables import ledgers_of
 
 from spark_mq import Lease, Queue, errors
@@ -34,7 +34,7 @@ from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.user import act_as
 
 MINUTE = 60.0
-__all__ = ["machines"]
+__all__ = ["machines", "processes"]
 
 LEASE = "the id of a lease"
 """Stands for a lease that exists."""

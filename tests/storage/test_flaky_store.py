@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
-from deltalake.transaction import AddAction
 from support.byte_store import ByteStore, Call
-from support.tables import context_of, messages_of
+from support.tables import add_values, context_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.operations.keep_alive import KeepAlive
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.parquet.writer import write_file
-from spark_mq.util.clock import SECOND
-
-
-def publish_without_statistics(queue: Queue, value: bytes) -> None:
-    """As a foreign writer may."""
-    file = write_file(messages_of(queue).files, pa.table({"value": pa.array([value])}))
-    add = AddAction(file.path, file.size, {}, 0, True, "{}")
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [add], "append", MESSAGE_SCHEMA, []
-    )
 
 
 def fail_once(byte_store: ByteStore, queue: Queue) -> None:
@@ -47,7 +30,7 @@ def test_a_file_without_statistics_is_not_lost_by_a_failed_look(
     tmp_path: Path, byte_store: ByteStore
 ) -> None:
     queue = Queue.create(tmp_path / "q")
-    publish_without_statistics(Queue.open(queue.path), b"first")
+    add_values(Queue.open(queue.path), b"first")
     fail_once(byte_store, queue)
     with pytest.raises(OSError, match="Too many"):
         queue.group().lease("w")
@@ -72,7 +55,7 @@ def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be
 
 def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", retention=0)
-    publish_without_statistics(queue, b"a")
+    add_values(queue, b"a")
     lease = queue.group().lease("w")
     lease.ack()
     late = Queue.open(queue.path, clock=lambda: context_of(queue).clock() + timedelta(seconds=5))
@@ -80,20 +63,3 @@ def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
     queue.publish(["b"])
     lease = Queue.open(queue.path).group().lease("w")
     assert lease.messages[0].value == b"b"
-
-
-def test_a_failed_extension_is_tried_again() -> None:
-    tried: list[int] = []
-    again = threading.Event()
-
-    def extend(_: object, timeout: int) -> None:
-        tried.append(timeout)
-        if len(tried) == 1:
-            raise RuntimeError("503 slow down")
-        alive.remove("lease")
-        again.set()
-
-    alive = KeepAlive(extend).add("lease", SECOND // 20, 60 * SECOND)
-    assert again.wait(30)
-    alive.stop()
-    assert tried == [SECOND // 20] * 2

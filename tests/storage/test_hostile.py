@@ -13,13 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from deltalake.transaction import AddAction
 from support.handles import again, lease
-from support.tables import group_ledger_of, messages_of
+from support.tables import add_file, group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue, errors
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -267,10 +264,7 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(
         pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}),
         Path(messages_of(queue).path, "part-x.parquet"),
     )
-    add = AddAction("part-x.parquet", 1, {}, 0, True, '{"numRecords": 3}')
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [add], "append", MESSAGE_SCHEMA, []
-    )
+    add_file(queue, "part-x.parquet", stats='{"numRecords": 3}')
     queue.sweep()
     for name, handle in (("a", queue), ("b", again(queue))):
         taken = lease(handle, 10, name)

@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from support.arrow_memory import at_most
 from support.handles import again, lease
-from support.tables import ledgers_of, messages_of
+from support.tables import checkpoint, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import log_path
 from spark_mq.delta.log_start import listed_checkpoint
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.testing import ManualClock
 
@@ -119,7 +118,7 @@ def test_a_name_that_no_store_can_hold_is_a_missing_file(
     assert letter.headers["spark_mq.sequence"] == str(version << 32)
     assert "missing" in letter.headers["spark_mq.error"]
     assert max(map(len, caplog.messages)) < 1_000
-    write_checkpoint(messages_of(again(queue)).files)
+    checkpoint(messages_of(again(queue)))
     queue.publish(["more"])
     assert [m.value for m in lease(again(queue)).messages] == [b"more"]
 
@@ -161,7 +160,7 @@ def test_half_characters_stop_no_checkpoint(delta_queue: Make) -> None:
     )
     fresh = again(queue)
     assert [m.value for m in lease(fresh).messages] == [b"secret"]
-    write_checkpoint(messages_of(fresh).files)
+    checkpoint(messages_of(fresh))
     fresh.sweep()
 
 

@@ -21,15 +21,12 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
-from deltalake.transaction import AddAction
 from support.handles import again, housekeep, index_commits, lease
 from support.limits import Limits
 from support.marks import slow_but
-from support.tables import ledgers_of, messages_of
+from support.tables import add_file, checkpoint, ledgers_of, messages_of
 
 from spark_mq import Queue, errors
-from spark_mq.delta.tables import write_checkpoint
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -308,13 +305,11 @@ def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue
 
 
 def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> None:
+    schema = DeltaTable(messages_of(queue).path).to_pyarrow_table().schema
     columns = [
-        pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type)
-        for f in MESSAGE_SCHEMA
+        pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type) for f in schema
     ]
-    write_deltalake(
-        messages_of(queue).path, pa.table(columns, schema=MESSAGE_SCHEMA), mode="append"
-    )
+    write_deltalake(messages_of(queue).path, pa.table(columns, schema=schema), mode="append")
     (message,) = lease(queue).messages
     assert (message.value, message.message_id) == (b"a", str(message.sequence))
 
@@ -457,7 +452,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    write_checkpoint(messages_of(queue).files)
+    checkpoint(messages_of(queue))
     before = DeltaTable(messages_of(queue).path).version()
     late = again(queue)
     assert drain(queue) == [b"a", b"b", b"c"]
@@ -637,7 +632,7 @@ def test_a_broken_checkpoint_is_named(
     limits(sweep_interval=0)  # each sweep reads the last checkpoint
     for value in "abc":
         queue.publish(value)
-        write_checkpoint(messages_of(queue).files)
+        checkpoint(messages_of(queue))
     log = Path(messages_of(queue).path, "_delta_log")
     (log / "_last_checkpoint").write_text("not JSON")
     assert queue.sweep().indexed_commits == 4, "that one is only a hint"
@@ -719,10 +714,7 @@ def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
     )
     path = "part-foreign.parquet"
     pq.write_table(pa.table({"value": [b"bad"], "key": key}), Path(messages_of(queue).path, path))
-    add = AddAction(path, 1, {}, 0, True, '{"numRecords": 1}')
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [add], "append", MESSAGE_SCHEMA, []
-    )
+    add_file(queue, path, stats='{"numRecords": 1}')
     queue.publish("good")
     assert drain(queue) == [b"good"]
     assert queue.group().stats().dead == 1
@@ -732,10 +724,7 @@ def test_text_that_is_no_utf8_makes_its_messages_dead(queue: Queue) -> None:
 def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue: Queue) -> None:
     queue.publish("a")
     Path(messages_of(queue).path, "part-bare.parquet").write_bytes(b"PAR1 no more")
-    add = AddAction("part-bare.parquet", 12, {}, 0, True, "{}")
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [add], "append", MESSAGE_SCHEMA, []
-    )
+    add_file(queue, "part-bare.parquet", 12)
     queue.publish("c")
     with pytest.raises(
         errors.CorruptLog, match=r"part-bare\.parquet.*commit 2.*a Parquet file without rows"

@@ -19,32 +19,22 @@ from typing import Any
 import pytest
 from support.handles import again, lease, on_commit, until
 from support.limits import Limits
+from support.machines import processes
 from support.steps import Step
-from support.tables import group_ledger_of, ledgers_of
+from support.tables import checkpoint, group_ledger_of, ledgers_of
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.tables import write_checkpoint
 from spark_mq.ledger.commands import Change
 from spark_mq.storage import local_turn
 from spark_mq.storage.commit_turn import SERVED
-from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.local_turn import LocalTurn
-from spark_mq.util.fair_lock import FairLock
 
 MINUTE = 60.0
+__all__ = ["processes"]
 
-
-@pytest.fixture(autouse=True)
-def processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each handle a lock of its own, as in a process of its own."""
-    locks: dict[int, FairLock] = {}
-    monkeypatch.setattr(
-        LedgerTable,
-        "commit_lock",
-        lambda table: locks.setdefault(id(table), FairLock()),
-    )
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 @pytest.fixture
@@ -346,7 +336,7 @@ def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None
         ledgers = ledgers_of(queue)
         for _ in range(3):
             lease(queue, 1)
-        write_checkpoint(ledgers.files)
+        checkpoint(ledgers)
         os.unlink(Path(ledgers.path, "_delta_log", f"{1:020d}.json"))
         file.flush()
         log = DeltaLog(ObjectStore(ledgers.path))

@@ -13,11 +13,10 @@ import pytest
 from support.clocks import PAUSES, MachineClocks
 from support.handles import again, housekeep, index_commits, lease, on_commit
 from support.limits import Limits
-from support.tables import as_in_a_store, ledgers_of, messages_of
+from support.tables import as_in_a_store, checkpoint, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER
-from spark_mq.delta.tables import write_checkpoint
 
 Make = Callable[..., Queue]
 
@@ -47,7 +46,7 @@ def others_work_and_a_sweep_cleans(queue: Queue) -> None:
         lease(queue, 1, "other").ack()
     index_commits(queue)
     for table in (messages_of(queue), ledgers_of(queue)):
-        write_checkpoint(table.files)
+        checkpoint(table)
     housekeep(queue, keep_versions=0, keep_seconds=0.0)
 
 
@@ -119,7 +118,7 @@ def test_a_sweep_keeps_ledger_commits_of_a_store_for_ten_minutes(
     queue.publish([str(n) for n in range(9)])
     for _ in range(3):
         lease(queue, 1)
-    write_checkpoint(ledgers_of(queue).files)
+    checkpoint(ledgers_of(queue))
     lease(queue, 1)
     log, sweeper = Path(queue.path, "leases", LOG_FOLDER), queue
     if remote:

@@ -11,7 +11,7 @@ import pytest
 from support.faulty_store import AFTER, BEFORE, RESET, FaultyStore
 from support.handles import again
 from support.limits import Limits
-from support.machines import machines, sharing
+from support.machines import machines, processes, sharing
 from support.stores import RemoteStore
 from support.tables import context_of, ledgers_of
 
@@ -19,7 +19,7 @@ from spark_mq import Lease, Queue
 from spark_mq.storage.commit_turn import DelegatedRequest
 from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
 
-__all__ = ["machines"]
+__all__ = ["machines", "processes"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Handles of one process that act as if each were on a machine of its own."""
+"""Handles that act as if each were in a process or on a machine of its own."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from spark_mq.util.fair_lock import FairLock
 from support.limits import Limits
 from support.tables import ledgers_of
 
-__all__ = ["machines", "sharing"]
+__all__ = ["machines", "processes", "sharing"]
 
 
 @pytest.fixture
-def machines(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
-    """Give each handle a lock of its own, and let it delegate. Nobody waits for those before it."""
+def processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each handle a lock of its own."""
     locks: dict[int, FairLock] = {}
 
     def commit_lock(table: LedgerTable) -> FairLock:
         return locks.setdefault(id(table), FairLock())
 
     monkeypatch.setattr(LedgerTable, "commit_lock", commit_lock)
+
+
+@pytest.fixture
+def machines(processes: None, monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
+    """Let each handle, with a lock of its own, delegate. Nobody waits for those before it."""
     monkeypatch.setattr(LedgerTable, "delegates", True)
     limits(turn_seconds=0.0)
 

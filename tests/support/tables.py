@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
 from spark_mq import ConsumerGroup, Queue
+from spark_mq.delta.tables import write_checkpoint
 from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
 
 __all__ = [
+    "add_file",
+    "add_values",
     "as_in_a_store",
+    "checkpoint",
     "context_of",
     "group_ledger_of",
     "ledgers_of",
@@ -52,6 +61,26 @@ def as_in_a_store(queue: Queue) -> Queue:
     for table in (messages_of(queue), ledgers_of(queue)):
         table.files.is_local = table.log._local = False
     return queue
+
+
+def checkpoint(table: MessageTable | LedgerTable) -> int:
+    """Write a checkpoint of a table. Return its version."""
+    return write_checkpoint(table.files)
+
+
+def add_file(queue: Queue, path: str, size: int = 1, stats: str = "{}") -> None:
+    """Commit a data file to ``messages/``, as another Delta writer does. It's there already."""
+    table = DeltaTable(messages_of(queue).path)
+    add = AddAction(path, size, {}, 0, True, stats)
+    table.create_write_transaction([add], "append", table.schema(), [])
+
+
+def add_values(queue: Queue, *values: bytes) -> None:
+    """Publish values as another Delta writer does that commits no statistics."""
+    path, sink = f"part-{uuid4().hex}.parquet", pa.BufferOutputStream()
+    pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink)
+    messages_of(queue).files.write(path, sink.getvalue())
+    add_file(queue, path, sink.getvalue().size)
 
 
 def on_publish(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
