@@ -9,7 +9,7 @@ Nothing here is shared with the ledger.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
@@ -198,14 +198,33 @@ class ReferenceGroup:
             m.see(row)
 
     def see_ledger(self, ledger: Any) -> None:
-        start, ranges = ledger.head.start_sequence, iter(ledger)
+        for m, row in self._with_rows(ledger):
+            m.see(row)
+            if m.state == "unread" and m.seq <= ledger.head.start_sequence:
+                m.forget("settled")
+
+    def check_ledger(self, ledger: Any) -> None:
+        """Whether a ledger says the same of each message. The words of its errors are taken over:
+        they are for people, but keep ranges apart.
+        """
+        for m, row in self._with_rows(ledger):
+            if row is None:
+                expected = "settled" if m.seq <= ledger.head.start_sequence else "unread"
+                assert m.state == expected, f"message {m.seq:x} is lost"
+                m.error = None
+            else:
+                seen = (row.state, *(getattr(row, name) for name in DELIVERY))
+                assert (m.state, *m.info.values()) == seen, f"message {m.seq:x}"
+                m.error = row.error
+
+    def _with_rows(self, ledger: Any) -> Iterator[tuple[ReferenceMessage, Any | None]]:
+        """Each message with its range, or None if it's unread or below the floor."""
+        ranges = iter(ledger)
         row = next(ranges, None)
         for m in self.messages:
             while row is not None and row.last < m.seq:
                 row = next(ranges, None)
-            m.see(row if row is not None and row.first <= m.seq else None)
-            if m.state == "unread" and m.seq <= start:
-                m.forget("settled")
+            yield m, row if row is not None and row.first <= m.seq else None
 
     def held_mask(self, lease_id: str) -> list[ReferenceMessage]:
         return [

@@ -13,11 +13,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ledger_group import SECOND, TIMEOUT, Group, limits
+from support.ledger_group import SECOND, Group, limits
 from support.rule_variants import gets, instead, returns, rule_variant, then
 from support.slot_files import LANES, file_of
 
-from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.commands import FileProblems
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
@@ -131,13 +130,13 @@ class World:
         chosen = [
             m for m in self.reference.messages for r in grant.ranges if r.first <= m.seq <= r.last
         ]
-        request = AcquireRequest(name, f"worker of {name}", limit, group.now + TIMEOUT)
         if chosen or not grant.skipped:  # the command asks again after it has only skipped
-            self.judge(chosen, request)
+            self.judge(chosen)
         return bool(chosen or grant.skipped)
 
-    def judge(self, chosen: list[ReferenceMessage], request: AcquireRequest) -> None:
-        group, now, seqs = self.reference, self.group.now, [m.seq for m in chosen]
+    def judge(self, chosen: list[ReferenceMessage]) -> None:
+        group, request, now = self.reference, self.group.request, self.group.now
+        seqs = [m.seq for m in chosen]
         if self.group.rules.max_tracked_ranges == FEW:  # what is unread may have to wait
             group.check_each(chosen, now)
         else:

@@ -9,24 +9,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.ledger_group import applied, limits, replayed
+from support.ledger_group import SECOND, TIMEOUT, Group, limits
 from support.rule_variants import returns, rule_variant
 
-from spark_mq.ledger.acquire import AcquireRequest, acquire, postpone_due, reject_unreadable
-from spark_mq.ledger.commands import View
-from spark_mq.ledger.delivery_times import DeliveryTimes
 from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
-from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import RETRY, Seek, Unblock
-from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, Extend, Settle, SettlePart
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.slots import SlotLayout, encode_slots
-from spark_mq.ledger.transitions import expire_leases
 
 from .reference import ENDED, ReferenceGroup, ReferenceMessage
 
-SECOND = 1_000_000
-TIMEOUT = 60 * SECOND
 KEYS = ["a", "b", "c", "d", "e", None]
 
 published = st.lists(
@@ -51,16 +44,17 @@ class Order(RuleBasedStateMachine):
     )
     def begin(self, *, lanes, n, ordered, exhausted, in_flight):
         self.layout, self.ordered = SlotLayout(lanes), ordered
-        self.rules = limits(
+        rules = limits(
             max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND,
             on_max_deliveries=exhausted, max_in_flight=in_flight, breaker_threshold=None,
             order="key" if ordered else "none",
         )  # fmt: skip
-        self.index, self.ledger = MessageIndex(lanes=lanes), Ledger(LedgerHeader())
-        self.reference = ReferenceGroup.of(self.rules, by_lane=True)
+        self.group = Group(0, rules, [])
+        self.group.index = MessageIndex(lanes=lanes)
+        self.reference = ReferenceGroup.of(rules, by_lane=True)
         self.messages = self.reference.messages
         self.files: list[tuple[int, int]] = []
-        self.version, self.now, self.ids = 0, 1_000 * SECOND, 0
+        self.version = self.ids = 0
         self.leases: list[str] = []
         self.published: dict[int, int] = {}  # when each message is due, as published
         self.publish([("a", 0, 0), ("b", 0, 0), ("a", 0, 0)], foreign=False)
@@ -76,11 +70,11 @@ class Order(RuleBasedStateMachine):
             of.sort(key=lambda row: row[0])
         self.version += 1
         first = sequence(self.version, 0)
-        at = [self.now + due * SECOND if due else None for *_, due in of]
+        at = [self.group.now + due * SECOND if due else None for *_, due in of]
         times = DeliveryTimes.of((1, due, None) for due in at) if any(at) else None
         text = encode_slots(self.layout.lanes, [(number, 1) for number, *_ in of])
-        self.index = self.index.extended(
-            [DataFile(first, len(of), str(first), 10 * len(of), self.now, times, text)],
+        self.group.index = self.group.index.extended(
+            [DataFile(first, len(of), str(first), 10 * len(of), self.group.now, times, text)],
             self.version,
         )
         self.files.append((first, first + len(of) - 1))
@@ -94,16 +88,13 @@ class Order(RuleBasedStateMachine):
 
     @rule(passed=st.sampled_from([1, 6, 25, 61]))
     def wait(self, passed):
-        self.now += passed * SECOND
-
-    def expire(self, *keep):
-        self.ledger = expire_leases(self.ledger, self.now, self.rules, keep)
+        self.group.now += passed * SECOND
 
     # -- what is known of a message
 
     def states(self):
         """The state, the lease and the deliveries of each message. The reference sees them, too."""
-        self.reference.see_ledger(self.ledger)
+        self.reference.see_ledger(self.group.ledger)
         return {
             m.seq: (m.state, m.info["lease_id"], m.info["delivery_count"]) for m in self.messages
         }
@@ -125,21 +116,18 @@ class Order(RuleBasedStateMachine):
     )
     def lease(self, limit, max_bytes, stream):
         self.ids += 1
-        self.expire()
+        self.group.expire_leases()
         lease_id = f"s/{self.ids}/x" if stream else f"l{self.ids}"
-        worker = f"{self.ids % 3}~w"
-        request = AcquireRequest(
-            lease_id,
-            worker,
-            limit,
-            self.now + TIMEOUT,
-            max_bytes,
-            reserved_attempts=int(stream and self.rules.max_delivery_attempts != 2),
-        )
         self.states()
-        self.ledger, grant = acquire(self.ledger, self.index, self.now, self.rules, request)
+        reserved = int(stream and self.group.rules.max_delivery_attempts != 2)
+        grant = self.group.ask(
+            lease_id, limit, worker=f"{self.ids % 3}~w", max_bytes=max_bytes,
+            reserved_attempts=reserved,
+        )  # fmt: skip
         taken = self._inside((r.first, r.last) for r in grant.ranges)
-        self.reference.check_grant(sorted(taken), grant.blocked_because, request, self.now)
+        self.reference.check_grant(
+            sorted(taken), grant.blocked_because, self.group.request, self.group.now
+        )
         assert sum(r.message_count for r in grant.ranges) == len(taken)
         assert set(self.held(lease_id)) == taken
         if taken:
@@ -157,17 +145,14 @@ class Order(RuleBasedStateMachine):
         if not self.leases:
             return
         lease_id = self.leases[which % len(self.leases)]
-        self.expire(lease_id)
+        self.group.expire_leases(lease_id)
         mine = self.held(lease_id)
         named = sorted({mine[at % len(mine)] for at in some}) if mine else []
-        wanted = {"all": None, "whole": [(s, s) for s in mine], "named": [(s, s) for s in named]}[
-            how
-        ]
+        wanted = {"all": None, "whole": mine, "named": named}[how]
         if wanted == []:
             return
-        command = SettlePart(verb, lease_id, wanted, whole=how == "whole")
         before, known = self.states(), set(self.held(lease_id))
-        (outcome,) = self.run(Settle((command,)))
+        outcome = self.group.settle(verb, lease_id, wanted, whole=how == "whole")
         after = self.states()
         meant = set(mine) if wanted is None or how == "whole" else set(named)
         self._judge_returned(before, after, known - meant, outcome, verb)
@@ -198,11 +183,11 @@ class Order(RuleBasedStateMachine):
         if not self.leases:
             return
         lease_id = self.leases[which % len(self.leases)]
-        self.expire(lease_id)
+        self.group.expire_leases(lease_id)
         states = self.states()
         seqs = [m.seq for m in self.messages if states[m.seq][1] == lease_id]
-        wanted = None if whole or not seqs else [(seqs[at % len(seqs)],) * 2 for at in some]
-        (outcome,) = self.run(Extend(((lease_id, wanted),), TIMEOUT)).outcomes
+        wanted = None if whole or not seqs else [seqs[at % len(seqs)] for at in some]
+        outcome = self.group.extend(lease_id, TIMEOUT, wanted)
         now = self.states()
         for seq in self._inside(outcome.ranges):
             assert now[seq][:2] == ("leased", lease_id)
@@ -223,12 +208,8 @@ class Order(RuleBasedStateMachine):
         prefix = lease_id.rpartition("/")[0] + "/"
         self.ids += 1
         mine = [one for one in self.leases if one.startswith(prefix)]
-        self.expire(*mine)
-        self.ledger, grant = replayed(
-            f"{prefix}{self.ids}", self.ledger, self.index, self.now, self.rules, again=again,
-            worker_id="w", timeout=TIMEOUT,
-        )  # fmt: skip
-        if grant.ranges:
+        self.group.expire_leases(*mine)
+        if self.group.replay_batch(f"{prefix}{self.ids}", again, worker="w"):
             self.leases.append(f"{prefix}{self.ids}")
 
     # -- owners
@@ -240,39 +221,31 @@ class Order(RuleBasedStateMachine):
     )
     def intervene(self, at, how, force):
         m = self.messages[at % len(self.messages)]
-        self.expire()
+        self.group.expire_leases()
         before = self.states()
-        done = self.run(Intervene(how, [(m.seq, m.seq)], force=force))
+        done = self.group.run(Intervene(how, [(m.seq, m.seq)], force=force))
         if done.changed and how == RETRY_NOW:
             m.due = 0
             m.overtaken = m.overtaken or before[m.seq][0] in ("dead", "blocked")
 
-    def run(self, command):
-        self.ledger, result = applied(command, self.ledger, self.index, self.now, self.rules)
-        return result
-
     @rule()
     def unblock(self):
-        self.expire()
-        self.run(Unblock(RETRY, None))
+        self.group.expire_leases()
+        self.group.run(Unblock(RETRY, None))
 
     @rule(which=st.integers(0, 50), reject=st.booleans())
     def lose_file(self, which, reject):
-        self.expire()
+        self.group.expire_leases()
         interval = self.files[which % len(self.files)]
         if reject:
-            self.ledger, _ = reject_unreadable(self.view(), self.ledger, interval, "x")
+            self.group.reject_file(*interval, "x")
         else:
-            until = self.now + 10 * SECOND
-            self.ledger = postpone_due(self.view(), self.ledger, interval, until)
-
-    def view(self):
-        return View(self.ledger, self.rules, self.now, self.index)
+            self.group.postpone_file(*interval, self.group.now + 10 * SECOND)
 
     @rule(at=st.integers(0, 200))
     def seek(self, at):
         m = self.messages[at % len(self.messages)]
-        self.run(Seek(m.seq))
+        self.group.run(Seek(m.seq))
         for m in self.messages:  # an owner's retry is forgotten
             m.due, m.overtaken = self.published[m.seq], False
 
@@ -280,22 +253,21 @@ class Order(RuleBasedStateMachine):
 
     @invariant()
     def leases_are_held_in_order(self):
-        if hasattr(self, "ledger"):
+        if hasattr(self, "group"):
             self.states()
             self.reference.check_held_in_order()
 
     def teardown(self):
         """All messages end: nothing starves."""
-        if not hasattr(self, "ledger"):
+        if not hasattr(self, "group"):
             return
         for _ in range(2_000):
-            self.now += TIMEOUT + SECOND
-            self.expire()
-            self.run(Unblock(RETRY, None))
+            self.group.now += TIMEOUT + SECOND
+            self.group.expire_leases()
+            self.group.run(Unblock(RETRY, None))
             self.lease(7, None, False)
             for lease_id in self.leases[-1:]:
-                command = SettlePart(ACK, lease_id)
-                self.run(Settle((command,)))
+                self.group.settle(ACK, lease_id)
             if all(state in ENDED for state, *_ in self.states().values()):
                 return
         raise AssertionError(f"messages starve: {self.states()}")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from spark_mq import GroupSettings
 from spark_mq.ledger import transitions
-from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire
+from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire, postpone_due, reject_unreadable
 from spark_mq.ledger.commands import Command, View
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.owner_commands import Seek
@@ -38,20 +38,26 @@ class Group:
         plain = [DataFile(0, self.messages, "a", self.messages * 10, 0)]
         self.index = MessageIndex(plain if self.files is None else self.files, 9)
         self.ledger = Ledger(LedgerHeader())
+        self.request: AcquireRequest | None = None
+        """The last one."""
 
     def expire_leases(self, *keep: str) -> None:
         self.ledger = transitions.expire_leases(self.ledger, self.now, self.rules, keep)
 
-    def ask(self, lease_id: str, limit: int = 1, *, worker: str = "", **more) -> Grant:
+    def ask(
+        self, lease_id: str, limit: int = 1, *, worker: str = "", timeout: int = TIMEOUT, **more
+    ) -> Grant:
         self.expire_leases()
         worker = worker or f"worker of {lease_id}"
-        wanted = AcquireRequest(lease_id, worker, limit, self.now + TIMEOUT, **more)
-        self.ledger, grant = acquire(self.ledger, self.index, self.now, self.rules, wanted)
+        self.request = AcquireRequest(lease_id, worker, limit, self.now + timeout, **more)
+        self.ledger, grant = acquire(self.ledger, self.index, self.now, self.rules, self.request)
         return grant
 
     def lease(self, lease_id: str, limit: int = 1, **more) -> list[int]:
         """The sequences of a new lease."""
-        grant = self.ask(lease_id, limit, **more)
+        return self.sequences(self.ask(lease_id, limit, **more))
+
+    def sequences(self, grant: Grant) -> list[int]:
         return [
             seq
             for r in grant.ranges
@@ -63,29 +69,43 @@ class Group:
         self, verb: str, lease_id: str, seqs: list[int] | None = None, **more
     ) -> SettleOutcome:
         self.expire_leases(lease_id)
-        wanted = SettlePart(
-            verb, lease_id, None if seqs is None else [(seq, seq) for seq in seqs], **more
-        )
-        (outcome,) = self.run(Settle((wanted,)))
+        (outcome,) = self.run(Settle((SettlePart(verb, lease_id, intervals_of(seqs), **more),)))
         return outcome
 
     def extend(
         self, lease_id: str, timeout: int = TIMEOUT, seqs: list[int] | None = None
     ) -> SettleOutcome:
         self.expire_leases(lease_id)
-        intervals = None if seqs is None else [(seq, seq) for seq in seqs]
-        return self.run(Extend(((lease_id, intervals),), timeout)).outcomes[0]
+        return self.run(Extend(((lease_id, intervals_of(seqs)),), timeout)).outcomes[0]
 
-    def replay_batch(self, lease_id: str, again: bool = False) -> int:
-        """How many messages were granted."""
-        self.ledger, grant = replayed(
-            lease_id, self.ledger, self.index, self.now, self.rules, again=again
-        )
-        return grant.message_count
+    def replay_batch(
+        self, lease_id: str, again: bool = False, *, worker: str = "driver", timeout: int = TIMEOUT
+    ) -> int:
+        """Replay a batch under a new lease id, ``stream/n/runner``.
 
-    def run(self, command: Command[R]) -> R:
-        self.ledger, result = applied(command, self.ledger, self.index, self.now, self.rules)
-        return result
+        Return how many messages were granted.
+        """
+        stream, number, runner = lease_id.split("/")
+        numbers = {fence_app_id(stream): 2 * int(number) + 1 + again}
+        command = Replay(StreamBatch(stream, int(number), runner), worker, timeout, timeout)
+        return self.run(command, numbers=numbers).message_count
+
+    def reject_file(self, first: int, last: int, error: str) -> int:
+        """Make the messages of a damaged file dead. Return how many."""
+        self.ledger, dead = reject_unreadable(self.view(), self.ledger, (first, last), error)
+        return dead
+
+    def postpone_file(self, first: int, last: int, until: int) -> None:
+        """Make the messages of a file that is out of reach due later."""
+        self.ledger = postpone_due(self.view(), self.ledger, (first, last), until)
+
+    def run(self, command: Command[R], **more) -> R:
+        change = command.apply(self.view(held=command.lease_ids, **more))
+        self.ledger = self.ledger if change.ledger is None else change.ledger
+        return change.result
+
+    def view(self, **more) -> View:
+        return View(self.ledger, self.rules, self.now, self.index, **more)
 
     def expire(self) -> None:
         """Past the deadline of all leases, and folded."""
@@ -110,24 +130,8 @@ def limits(**given) -> GroupSettings:
     return GroupSettings.decoded({"clock_skew": 0, **given})
 
 
-def applied(
-    command: Command[R], ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings
-) -> tuple[Ledger, R]:
-    """Return the ledger after a command, and its result."""
-    change = command.apply(View(ledger, rules, now, index, held=command.lease_ids))
-    return ledger if change.ledger is None else change.ledger, change.result
-
-
-def replayed(
-    lease_id: str, ledger: Ledger, index: MessageIndex, now: int, rules: GroupSettings, *,
-    again: bool, worker_id: str = "driver", timeout: int = TIMEOUT,
-) -> tuple[Ledger, Grant]:  # fmt: skip
-    """Return the ledger after a replay under a new lease id, ``stream/n/runner``, and its grant."""
-    stream, number, runner = lease_id.split("/")
-    numbers = {fence_app_id(stream): 2 * int(number) + 1 + again}
-    command = Replay(StreamBatch(stream, int(number), runner), worker_id, timeout, timeout)
-    change = command.apply(View(ledger, rules, now, index, numbers=numbers))
-    return change.ledger, change.result
+def intervals_of(seqs: list[int] | None) -> list[tuple[int, int]] | None:
+    return None if seqs is None else [(seq, seq) for seq in seqs]
 
 
 def freeze_dead(group: Group, transfer_id: str, ranges: int = 10) -> int:

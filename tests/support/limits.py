@@ -43,6 +43,7 @@ PLACES = {
     "leftovers": "storage.leftovers._MAX_LISTED",
     "line_gather": "storage.local_turn.GATHER_SECONDS",
     "line_patience": "storage.local_turn.PATIENCE_SECONDS",
+    "line_poll": "storage.local_turn.POLL_SECONDS",
     "looks_a_try": "operations.acquire.LOOKS_A_TRY",
     "offer_seconds": "util.fair_lock.TURN_SECONDS",
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",

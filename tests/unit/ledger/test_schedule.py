@@ -15,8 +15,7 @@ from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, LeaseLost
-from spark_mq.ledger.acquire import AcquireRequest, postpone_due, reject_unreadable
-from spark_mq.ledger.commands import View
+from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import AVAILABLE, Ledger, Range
 from spark_mq.ledger.schedule import split_by_time
@@ -104,19 +103,6 @@ def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong
     assert queue.stats()["published"] == 0
 
 
-def test_a_whole_publish_can_be_delayed_but_for_messages_with_a_time_of_their_own(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(
-        [Message("a"), Message("b", deliver_at=in_seconds(clock, 5))],
-        deliver_at=in_seconds(clock, 100),
-    )
-    clock.advance(5)
-    assert values(queue, auto_ack=True) == ["b"]
-    clock.advance(95)
-    assert values(queue) == ["a"]
-
-
 def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -188,15 +174,6 @@ def test_a_released_message_is_not_delayed_again(queue: Queue, clock: ManualCloc
     lease = queue.group().lease("w")
     lease.release()
     assert values(queue) == ["x"]
-
-
-def test_a_dead_letter_has_no_times_of_its_own(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
-    lease = queue.group().lease("w")
-    lease.reject()
-    queue.sweep()
-    clock.advance(1000)
-    assert values(queue.dead_letters) == ["x"]
 
 
 def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: ManualClock) -> None:
@@ -405,13 +382,11 @@ def test_expired_messages_of_a_file_that_cannot_be_read_are_dead_as_expired(
     rules = limits(on_expired="dead_letter")
     times = DeliveryTimes.of([(2, None, 5), (2, None, None)])
     group = Group(rules=rules, files=[DataFile(0, 4, "a", 40, 0, times)])
-    view = View(group.ledger, rules, group.now, group.index)
     if damaged:
-        after, dead = reject_unreadable(view, group.ledger, (0, 3), "x")
-        assert dead == 2
+        assert group.reject_file(0, 3, "x") == 2
     else:
-        after = postpone_due(view, group.ledger, (0, 3), group.now + 1)
-    reasons = [(r.first, r.last, r.state, r.reason) for r in after]
+        group.postpone_file(0, 3, group.now + 1)
+    reasons = [(r.first, r.last, r.state, r.reason) for r in group.ledger]
     assert reasons == [
         (0, 1, "dead", "expired"),
         (2, 3, "dead", "payload unreadable") if damaged else (2, 3, "available", None),
