@@ -6,26 +6,16 @@ The requests and the log are real ones, in memory. The model knows which commit 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
-from support.rule_variants import Variant, returns, rule_variant, then
+from hypothesis import settings
+from hypothesis.stateful import rule
+from support.rule_variants import Variant, returns, then
 
-from spark_mq.delta.cleanup import Keep, clean_table
-from spark_mq.delta.memory_files import MemoryFiles
-from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
@@ -33,8 +23,9 @@ from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.clock import system_clock
 
+from .writers import WRITERS, Writers, check_missed
+
 GROUP = "g"
-WRITERS = st.integers(0, 2)
 
 
 @dataclass
@@ -48,27 +39,17 @@ class Writer:
     deletes: list[Sequence[str]] = field(default_factory=list)
 
 
-class Requests(RuleBasedStateMachine):
+class Requests(Writers):
     """Three writers on one group."""
 
     def __init__(self) -> None:
-        super().__init__()
         ticks = itertools.count(1)  # each file is older than the next
-        self.files = MemoryFiles(lambda: system_clock() + timedelta(seconds=next(ticks)))
-        table = self.opened().table
-        table.create("test")
-        self.revision = 0
-        self.ran: Counter[str] = Counter()  # by other writers
-        self.own: Counter[str] = Counter()  # by their own writers
-        self.accepted: set[str] = set()
-        self.cleaned = False
+        super().__init__(GROUP, clock=lambda: system_clock() + timedelta(seconds=next(ticks)))
+        self.revision = 1
         self.writers = [self.opened() for _ in range(3)]
-        table.write(
-            (table.read(GROUP), Ledger(LedgerHeader())), operation_id="first", note={"group": GROUP}
-        )
 
     def opened(self) -> Writer:
-        return Writer(LedgerTable(f"{self.files.root}/leases"))
+        return Writer(self.opened_table())
 
     @rule(at=WRITERS)
     def step(self, at: int) -> None:
@@ -158,22 +139,7 @@ class Requests(RuleBasedStateMachine):
 
     @rule()
     def clean(self) -> None:
-        """The sweep deletes all commits but the last."""
-        table = self.opened().table
-        write_checkpoint(table.files)
-        clean_table(table.log, Keep(0, 0.0), data_files=True)
-        self.cleaned = True
-
-    @invariant()
-    def nobody_runs_a_request_twice(self) -> None:
-        """Only a writer whose outcome was cleaned away runs its own request again."""
-        assert max(self.ran.values(), default=0) <= 1
-        assert max(self.own.values(), default=0) <= 1
-        assert self.cleaned or not self.ran.keys() & self.own.keys()
-
-    @invariant()
-    def an_outcome_is_of_a_commit(self) -> None:
-        assert self.accepted <= self.ran.keys()
+        self.clean_log()
 
 
 class Leaders(Requests):
@@ -231,18 +197,7 @@ TestLeaders.settings = settings(max_examples=60, stateful_step_count=40, deadlin
     ],
 )
 def test_no_rule_can_be_missed(name: str, variant: Variant) -> None:
-    # Time decides about some steps, so a busy machine needs more examples. The first one that fails
-    # ends the run.
-    quick = settings(
-        TestRequests.settings,
-        max_examples=1_000,
-        phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-    )
-    wrong = rule_variant(name, variant)
-    with wrong, pytest.raises(AssertionError, match=r"ran|own"):
-        run_state_machine_as_test(Requests, settings=quick)  # type: ignore[no-untyped-call]
+    check_missed(Requests, name, variant, "ran")
 
 
 def test_a_request_that_a_cleaned_commit_ran_is_not_run_again() -> None:

@@ -15,31 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
-from support.rule_variants import Variant, instead, returns, rule_variant, then
+from hypothesis.stateful import invariant, rule
+from support.limits import Limits
+from support.rule_variants import Variant, instead, returns, then
 
-from spark_mq.delta.cleanup import Keep, clean_table
-from spark_mq.delta.memory_files import MemoryFiles
-from spark_mq.delta.tables import write_checkpoint
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage import local_turn
 from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
 from spark_mq.storage.ledger_files import GROUPS as LEDGERS
 from spark_mq.storage.ledger_files import LedgerSnapshot, note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.local_turn import LocalTurn
-from spark_mq.util.clock import system_clock
+
+from .writers import WRITERS, Writers, check_missed
 
 GROUPS = ("g", "h")
-WRITERS = st.integers(0, 2)
 
 
 @dataclass
@@ -53,30 +45,17 @@ class Writer:
     ran: Sequence[DelegatedRequest] | None = None  # in its commit, whose answers are not given yet
 
 
-class Line(RuleBasedStateMachine):
+class Line(Writers):
     """Three processes on two groups of a local disk."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(*GROUPS)
         self.folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        self.files = MemoryFiles(system_clock)
-        table = self.opened().table
-        table.create("test")
         self.commits = 0
         self.changes: Counter[str] = Counter(GROUPS)  # by group
-        self.ran: Counter[str] = Counter()  # by other writers
-        self.own: Counter[str] = Counter()  # by their own writers
-        self.accepted: set[str] = set()
         self.dead: set[str] = set()
         self.for_the_dead: set[str] = set()  # read by others after the death
-        self.cleaned = False
         self.writers = [self.opened() for _ in range(3)]
-        self.observer = table
-        table.write(
-            *((table.read(group), Ledger(LedgerHeader(revision=1))) for group in GROUPS),
-            operation_id="first",
-            note=note_of_groups([{"group": group} for group in GROUPS]),
-        )
 
     def teardown(self) -> None:
         for writer in self.writers:
@@ -85,7 +64,7 @@ class Line(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def opened(self) -> Writer:
-        return Writer(LedgerTable(f"{self.files.root}/leases"))
+        return Writer(self.opened_table())
 
     @rule(at=WRITERS)
     def step(self, at: int) -> None:
@@ -228,20 +207,8 @@ class Line(RuleBasedStateMachine):
 
     @rule(often=st.integers(0, 9))
     def clean(self, often: int) -> None:
-        """The sweep deletes all commits but the last."""
-        if often:
-            return
-        table = self.opened().table
-        write_checkpoint(table.files)
-        clean_table(table.log, Keep(0, 0.0), data_files=True)
-        self.cleaned = True
-
-    @invariant()
-    def nobody_runs_a_request_twice(self) -> None:
-        """Only a writer whose outcome was cleaned away runs its own request again."""
-        assert max(self.ran.values(), default=0) <= 1
-        assert max(self.own.values(), default=0) <= 1
-        assert self.cleaned or not self.ran.keys() & self.own.keys()
+        if not often:
+            self.clean_log()
 
     @invariant()
     def no_change_is_lost(self) -> None:
@@ -250,10 +217,6 @@ class Line(RuleBasedStateMachine):
         ledgers = [self.observer.read(group).ledger for group in GROUPS]
         revisions = [-1 if ledger is None else ledger.head.revision for ledger in ledgers]
         assert revisions == [self.changes[group] for group in GROUPS], "a change is lost"
-
-    @invariant()
-    def an_outcome_is_of_a_commit(self) -> None:
-        assert self.accepted <= self.ran.keys()
 
     @invariant()
     def nobody_runs_what_a_dead_writer_wanted(self) -> None:
@@ -278,9 +241,8 @@ def kill(turn: LocalTurn) -> None:
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GATHER_SECONDS", "POLL_SECONDS"):
-        monkeypatch.setattr(local_turn, name, 0.0)
+def at_once(limits: Limits) -> None:
+    limits(line_gather=0.0, line_poll=0.0)
 
 
 TestLine = Line.TestCase
@@ -327,12 +289,4 @@ TestLine.settings = settings(max_examples=100, stateful_step_count=40, deadline=
     ],
 )
 def test_no_rule_can_be_missed(name: str, variant: Variant, broken: str) -> None:
-    quick = settings(
-        TestLine.settings,
-        max_examples=1_000,
-        phases=[Phase.generate],
-        derandomize=True,
-        database=None,
-    )
-    with rule_variant(name, variant), pytest.raises(AssertionError, match=broken):
-        run_state_machine_as_test(Line, settings=quick)  # type: ignore[no-untyped-call]
+    check_missed(Line, name, variant, broken)

@@ -1,0 +1,82 @@
+"""Writers on one log in memory who run each other's requests.
+
+The requests and the log are real ones. The machine knows which commit ran which request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
+from support.rule_variants import Variant, rule_variant
+
+from spark_mq.delta.cleanup import Keep, clean_table
+from spark_mq.delta.memory_files import MemoryFiles
+from spark_mq.delta.tables import write_checkpoint
+from spark_mq.ledger.ranges import Ledger, LedgerHeader
+from spark_mq.storage.ledger_files import note_of_groups
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.util.clock import Clock, system_clock
+
+WRITERS = st.integers(0, 2)
+
+
+class Writers(RuleBasedStateMachine):
+    """Three writers, and groups that they change."""
+
+    def __init__(self, *groups: str, clock: Clock = system_clock) -> None:
+        super().__init__()
+        self.files = MemoryFiles(clock)
+        self.ran: Counter[str] = Counter()  # by other writers
+        self.own: Counter[str] = Counter()  # by their own writers
+        self.accepted: set[str] = set()
+        self.cleaned = False
+        self.observer = self.opened_table()
+        self.observer.create("test")
+        self.observer.write(
+            *((self.observer.read(group), Ledger(LedgerHeader(revision=1))) for group in groups),
+            operation_id="first",
+            note=note_of_groups([{"group": group} for group in groups]),
+        )
+
+    def opened_table(self) -> LedgerTable:
+        return LedgerTable(f"{self.files.root}/leases")
+
+    def clean_log(self) -> None:
+        """Delete all commits but the last, as the sweep does."""
+        table = self.opened_table()
+        write_checkpoint(table.files)
+        clean_table(table.log, Keep(0, 0.0), data_files=True)
+        self.cleaned = True
+
+    @invariant()
+    def nobody_runs_a_request_twice(self) -> None:
+        """Only a writer whose outcome was cleaned away runs its own request again."""
+        twice = "a request ran twice"
+        assert max(self.ran.values(), default=0) <= 1, twice
+        assert max(self.own.values(), default=0) <= 1, twice
+        assert self.cleaned or not self.ran.keys() & self.own.keys(), twice
+
+    @invariant()
+    def an_outcome_is_of_a_commit(self) -> None:
+        assert self.accepted <= self.ran.keys(), "the request of an outcome never ran"
+
+
+def check_missed(machine: Any, name: str, variant: Variant, broken: str) -> None:
+    """Check that a machine breaks without the right version of a rule."""
+    # Time decides about some steps, so a busy machine needs more examples. The first one that fails
+    # ends the run.
+    quick = settings(
+        max_examples=1_000,
+        stateful_step_count=40,
+        deadline=None,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+    )
+    with rule_variant(name, variant), pytest.raises(AssertionError, match=broken):
+        run_state_machine_as_test(machine, settings=quick)  # type: ignore[no-untyped-call]
