@@ -6,7 +6,7 @@ Worlds drive it through the public API. The reference judges each lease, and fol
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -73,9 +73,11 @@ class PublicQueue:
                 self.add(seq, message)
         return receipt
 
-    def add(self, seq: int, message: Message) -> None:
+    def add(self, seq: int, message: Message, names: Iterable[str] | None = None) -> None:
+        """Let the references of all groups, or of some, know of a message."""
         due, expires = self._time(message.deliver_at), self._time(message.expires_at)
-        for group in self.groups.values():
+        for name in self.groups if names is None else names:
+            group = self.groups[name]
             group.messages.append(
                 ReferenceMessage(
                     seq, key=message.key, priority=message.priority,
