@@ -122,11 +122,9 @@ class Trial(NamedTuple):
     number: int
     limit: int
     rows: list[dict[str, Any]]  # the first of them
-    redrive: str  # the address that asks whether to redrive them
-    discard: str  # the address that asks whether to discard all that are chosen
+    fields: _Fields  # that choose them
     destination: str  # how many messages go to which group; empty if all groups get them
     staying: str  # the letters whose group does not exist
-    to_all: str  # the address that asks whether to redrive them to all groups
 
 
 def letters_page(view: View) -> str:
@@ -164,9 +162,8 @@ def _letters(view: View) -> dict[str, Any]:
         "total": view.overview.dead_letters,
         "unrouted": view.overview.unrouted,
         "found": result,
-        "failures": [
-            (failure, _of_failure(view, failure)) for failure in result.failures[:MAX_FAILURES]
-        ],
+        "failures": [(failure, _fields_of(failure)) for failure in result.failures[:MAX_FAILURES]],
+        "max_redrive": MAX_REDRIVE,
         "newest": newest,
         "ticked": view.text("tick") == "all",
         "tick_all": href("letters", view.name, before=view.number("before"), tick="all"),
@@ -174,51 +171,22 @@ def _letters(view: View) -> dict[str, Any]:
     }
 
 
-class _Addresses(NamedTuple):
-    """Where the letters of a failure are, and what asks whether to change all of them."""
-
-    letters: str
-    redrive: str
-    discard: str
-
-
-def _of_failure(view: View, failure: Failure) -> _Addresses | None:
+def _fields_of(failure: Failure) -> _Fields | None:
+    """Return what chooses the letters of a failure, or None if nothing does."""
     if failure.shape == OTHERS:
         return None
     fields = {"died_in": failure.group, "reason": failure.reason, "shape": failure.shape}
     missing = [name for name, value in fields.items() if value is None]
-    chosen: _Fields = {"find": 1, **fields, "without": ",".join(missing) or None}
-    letters = href("letters", view.name, **chosen)
-    return _Addresses(letters, _redrive(view, chosen, MAX_REDRIVE), _discard(view, chosen))
+    return {"find": 1, **fields, "without": ",".join(missing) or None}
 
 
 def trial(view: View, chosen: LetterFilter, limit: int) -> Trial:
     """Return the letters that a redrive would publish, without publishing any."""
-    all_groups = view.text("all_groups")
-    result = view.queue.redrive(
-        where=chosen, limit=limit, dry_run=True, to_all_groups=bool(all_groups)
-    )
+    all_groups = bool(view.text("all_groups"))
+    result = view.queue.redrive(where=chosen, limit=limit, dry_run=True, to_all_groups=all_groups)
     rows = [] if result.table is None else result.table.slice(0, ROWS).to_pylist()
     fields: _Fields = {name: view.query.get(name) or None for name in LETTER_FIELDS}
-    return Trial(
-        result.messages,
-        limit,
-        rows,
-        _redrive(view, fields, limit, all_groups),
-        _discard(view, fields),
-        result.destination,
-        result.staying,
-        _redrive(view, fields, limit, "1"),
-    )
-
-
-def _redrive(view: View, fields: _Fields, limit: int, all_groups: str | None = None) -> str:
-    asked: _Fields = {**fields, "limit": limit, "all_groups": all_groups}
-    return href("change", view.name, do="redrive", **asked)
-
-
-def _discard(view: View, fields: _Fields) -> str:
-    return href("change", view.name, do="discard", **fields)
+    return Trial(result.messages, limit, rows, fields, result.destination, result.staying)
 
 
 def _letter(view: View, sequence: int) -> str:
@@ -236,8 +204,7 @@ def _letter(view: View, sequence: int) -> str:
         columns=columns,
         value=letter.get("value"),
         letter_headers=to_headers(letter.get("headers")),
-        redrive=_redrive(view, {"pick": sequence}, 1),
-        discard=_discard(view, {"pick": sequence}),
+        number=sequence,
     )
 
 
