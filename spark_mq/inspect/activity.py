@@ -331,7 +331,8 @@ def list_changes(
     dead = context.existing_dead_letters()
     if dead is not None and dead.path != context.path:
         changes += _changes(dead, start, group, True)
-    return sorted(changes, key=lambda change: change.at, reverse=True)[:n]
+    changes.sort(key=lambda change: change.at)
+    return changes[::-1][:n]
 
 
 def _changes(
