@@ -41,23 +41,6 @@ def test_each_view_shows_how_many_leases_are_left(failed: Queue) -> None:
     assert f'spark_mq_isolation_leases{{queue="{failed.path}",group="g"}} 6' in text
 
 
-def test_nothing_is_shown_before_the_second_failure_and_after_the_last_piece(
-    queue: Queue, clock: ManualClock
-) -> None:
-    group = queue.group("g")
-    queue.publish([str(number) for number in range(10)])
-    for _ in range(2):
-        assert group.lease("worker", max_messages=10)
-        assert group.stats().isolation == ""
-        clock.advance("62s")
-    left = [group.stats().isolating]
-    while lease := group.lease("worker", max_messages=10):
-        lease.ack()
-        left.append(group.stats().isolating)
-    assert left == [10, 6, 2, 0]
-    assert group.stats().isolation == ""
-
-
 @pytest.mark.parametrize("mode", ["batch", "message"])
 def test_a_worker_logs_when_it_begins_with_suspects_and_how_many_are_left(
     failed: Queue, caplog: pytest.LogCaptureFixture, mode: str

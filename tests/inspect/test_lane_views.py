@@ -98,33 +98,12 @@ def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
     assert held[7].until is not None
 
 
-def test_lanes_of_an_unordered_group_are_counted_and_not_held(make: Callable[..., Queue]) -> None:
-    queue = make(lanes=LANES)
-    queue.publish([Message("x", key=key_in(3)) for _ in range(4)])
-    queue.group("g").lease("w", max_messages=2)
-    (only,) = queue.group("g").lanes()
-    assert (only.lane, only.leased, only.held_by) == (3, 2, "")
-
-
 def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
     queue = make()
     queue.publish([Message("x", key="a"), Message("y", key="a", priority=4)])
     group = queue.group("g").ensure()
     assert group.lanes() == []
     assert [(one.priority, one.ready) for one in group.priorities()] == [(4, 1), (0, 1)]
-
-
-def test_priorities_are_counted_by_state(make: Callable[..., Queue], clock: ManualClock) -> None:
-    queue = make()
-    queue.publish([Message(f"{n}", priority=n % 3) for n in range(9)])
-    group = queue.group("g")
-    lease = group.lease("w", max_messages=2)
-    lease.reject([lease.messages[0].sequence])
-    clock.advance(5)
-    two, one, zero = group.priorities()
-    assert (two.priority, two.leased, two.dead, two.ready) == (2, 1, 1, 1)
-    assert (one.priority, one.ready, zero.priority, zero.ready) == (1, 3, 0, 3)
-    assert zero.oldest_age >= timedelta(seconds=4)
 
 
 def test_hot_keys_are_those_of_the_first_unsettled_messages(make: Callable[..., Queue]) -> None:

@@ -49,11 +49,15 @@ def test_a_stop_is_a_problem_everywhere_and_a_limit_nowhere(name: str, clock: Ma
     queue = memory_queue(clock, lanes=4, **settings)
     queue.publish([Message(str(number), key="a") for number in range(9)])
     step(queue.group("g").ensure())
-    overview = queue.describe()
-    assert overview.groups["g"].blocked_because
+    shown = queue.describe().groups["g"].blocked_because
+    assert shown == queue.group("g").blocked_because
+    assert name in STOPS or shown.startswith((name, "rate_limit: 1/h"))
     stopped = int(name in STOPS)
     assert metric(queue) == stopped
-    assert [one.check for one in queue.health().problems] == ["blocked"] * stopped
+    problems = [(one.check, one.group) for one in queue.health().problems]
+    assert problems == [("blocked", "g")] * stopped
+    if name in ("max_in_flight", "max_tracked_ranges"):
+        assert [one.because for one in queue.blockers()] == [name]
 
 
 def metric(queue: Queue) -> float:

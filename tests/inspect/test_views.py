@@ -213,20 +213,6 @@ def test_a_message_past_its_time_has_expired_before_a_commit_settles_it(
     assert place.settled_at is not None
 
 
-def test_a_failed_batch_is_the_error_of_each_message_that_died_with_it(queue: Queue) -> None:
-    first, _ = queue.publish(["a", "b"]).sequences
-
-    def fail(_: Any) -> None:
-        raise ValueError("bad")
-
-    queue.group("g").work(fail, mode="batch", max_messages=2, on_error="reject", until="empty")
-    queue.sweep()
-    (place,) = queue.locate(first)
-    assert (place.outcome, place.error) == ("dead_lettered", "ValueError: bad")
-    last = str(queue.trace(first)).splitlines()[-1]
-    assert "error: its batch of 2 failed: ValueError: bad" in last
-
-
 def test_an_end_that_the_history_lost_stays_settled(delta_queue: Callable[..., Queue]) -> None:
     queue = delta_queue()
     (sequence,) = queue.publish("a").sequences
@@ -421,20 +407,6 @@ def test_an_overview_and_a_health_print_as_text(queue: Queue, clock: ManualClock
     assert str(queue.describe()).splitlines()[-1] == "  and 12 more groups"
 
 
-def test_a_busy_group_is_healthy_and_a_full_ledger_is_not(queue: Queue) -> None:
-    queue.publish(["a", "b", "c"])
-    queue.group("busy").configure(max_in_flight=1)
-    queue.group("busy").lease("w")
-    assert queue.describe().groups["busy"].blocked_because == "max_in_flight"
-    assert queue.health(max_unswept=None).healthy
-    queue.group("full").configure(max_tracked_ranges=1)
-    queue.group("full").lease("w")
-    (problem,) = queue.health(max_unswept=None).problems
-    assert (problem.check, problem.group) == ("blocked", "full")
-    (blocker, other) = queue.blockers()
-    assert {blocker.because, other.because} == {"max_in_flight", "max_tracked_ranges"}
-
-
 def test_sweeps_leave_their_time(delta_queue: Callable[..., Queue], clock: ManualClock) -> None:
     queue = delta_queue()
     state = queue.sweep_state()
@@ -504,19 +476,6 @@ def test_a_folder_that_may_not_be_read_does_not_hide_the_others(
     Queue.create(tmp_path / "open too")  # beside it
 
 
-def test_a_dropped_queue_leaves_nothing(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "orders")
-    queue.publish("a")
-    queue.group().lease("w").reject()
-    queue.sweep()
-    with pytest.raises(InvalidOption, match="orders"):
-        Queue.drop_at(queue.path, "other")
-    assert Queue.drop_at(queue.path, "orders") > 5
-    assert not (tmp_path / "orders").exists()
-    with pytest.raises(LookupError):
-        Queue.drop_at(queue.path, "orders")
-
-
 def test_a_queue_drops_itself_and_wants_its_name(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "orders")
     queue.publish("a")
@@ -524,6 +483,8 @@ def test_a_queue_drops_itself_and_wants_its_name(tmp_path: Path) -> None:
     for name in ("other", "", queue.path):
         with pytest.raises(InvalidOption, match="give the queue's name"):
             queue.drop(name)
+        with pytest.raises(InvalidOption, match="orders"):
+            Queue.drop_at(queue.path, name)
     assert queue.group().lease("w") is not None, "nothing was dropped"
     assert queue.drop("orders") > 5
     assert not (tmp_path / "orders").exists()

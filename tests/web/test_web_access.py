@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 import uvicorn
@@ -23,13 +24,12 @@ from support.handles import until
 from support.limits import Limits
 from support.stocked_queue import sequence_of
 
-from spark_mq import InvalidOption, Queue
+from spark_mq import ConsumerGroup, InvalidOption, Queue
 from spark_mq.inspect import letters as inspect_letters
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web import Access, create_app, security, serve, server
 from spark_mq.interfaces.web.security import COOKIE, is_local, parse_proxies
 from spark_mq.maintenance.condition import LetterFilter
-from spark_mq.util.sequences import show_sequence
 
 Visit = Callable[..., TestClient]
 PASSWORD = "correct horse battery"
@@ -418,7 +418,8 @@ def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: 
     client = visit()
     queue.schedule("nightly", cron="0 2 * * *", message="x")
     for address in ("/queue/orders", "/group/orders?group=billing", "/sweeps/orders",
-                    "/letters/orders", "/schedules/orders"):  # fmt: skip
+                    "/letters/orders", "/schedules/orders",
+                    "/message/orders?sequence=1:2&part=life"):  # fmt: skip
         text = client.get(address).text
         assert "/change/" not in text
     trial = client.get("/letters/orders", params=after_a_visit(client, find=1))
@@ -430,21 +431,99 @@ def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: 
     assert "--allow-changes" in posted.text
 
 
-def test_a_change_asks_first_and_names_the_user(visit: Visit, queue: Queue) -> None:
-    client = visit(allow_changes=True)
-    form = form_of(client, do="pause", group="billing")
-    assert form["group"] == "billing"
-    assert queue.group("billing").blocked_because == ""
-    done = client.post("/change/orders", data={**form, "reason": "repairs"})
-    assert (done.status_code, done.headers["location"]) == (303, "/changes/orders?done=1")
-    assert "repairs" in queue.group("billing").blocked_because
-    assert ("pause", "alice") in who(queue)
-    shown = client.get(done.headers["location"]).text
-    assert "alice" in shown
-    assert "pause" in shown
-    client.post("/change/orders", data=form_of(client, do="resume", group="billing"))
-    assert queue.group("billing").blocked_because == ""
-    assert ("resume", "alice") in who(queue)
+@pytest.fixture
+def busy(queue: Queue) -> Queue:
+    """The stocked queue with schedules, a paused group and a blocked one."""
+    for name in ("nightly", "resting"):
+        queue.schedule(name, cron="0 2 * * *", message="x")
+    queue.pause_schedule("resting")
+    queue.group("stopped").pause("x")
+    stuck = queue.group("stuck")
+    stuck.configure(max_delivery_attempts=1, on_max_deliveries="block")
+    stuck.lease("w").nack(error="broken")
+    return queue
+
+
+def billing(queue: Queue) -> ConsumerGroup:
+    return queue.group("billing")
+
+
+def end_of(queue: Queue, row: int) -> tuple[str, str | None, str | None]:
+    """State, outcome and error of a stocked message in group billing."""
+    (place,) = (one for one in queue.locate(2**32 + row) if one.group == "billing")
+    return place.state, place.outcome, place.error
+
+
+CHANGES: dict[str, tuple[str, str, Callable[[Queue], Any], Any]] = {
+    "pause&group=billing": (
+        "changes", "pause", lambda q: "repairs" in billing(q).blocked_because, True
+    ),
+    "resume&group=stopped": ("changes", "resume", lambda q: q.group("stopped").blocked_because, ""),
+    "unblock-drop&group=stuck": (
+        "changes", "unblock: drop", lambda q: q.group("stuck").stats().blocked, 0
+    ),
+    "seek&group=billing&to=latest": (
+        "changes", "seek", lambda q: billing(q).stats().unsettled, 0
+    ),
+    "seek&group=billing&to=1:3": (
+        "changes", "seek", lambda q: billing(q).stats().start_sequence, 2**32 + 2
+    ),
+    "configure&group=billing&setting=max_in_flight&value=70": (
+        "changes", "configure", lambda q: billing(q).settings.max_in_flight, 70
+    ),
+    "configure&group=billing&setting=max_delivery_attempts&value=none": (
+        "changes", "configure", lambda q: billing(q).settings.max_delivery_attempts, None
+    ),
+    "retry-message&group=billing&sequence=1:1": (
+        "message", "retry now", lambda q: end_of(q, 1), ("ready", None, "no luck")
+    ),
+    "discard-message&group=billing&sequence=1:4": (
+        "message", "discard", lambda q: end_of(q, 4), ("settled", "dropped", "repairs")
+    ),
+    "dead_letter-message&group=billing&sequence=1:1": (
+        "message", "dead letter", lambda q: end_of(q, 1), ("dead", None, "repairs")
+    ),
+    "pause-schedule&schedule=nightly": (
+        "schedules", "configure queue", lambda q: q.schedules()[0].pause_reason, "repairs"
+    ),
+    "resume-schedule&schedule=resting": (
+        "schedules", "configure queue", lambda q: q.schedules()[1].paused_at, None
+    ),
+    "remove-schedule&schedule=nightly": (
+        "schedules", "configure queue", lambda q: len(q.schedules()), 1
+    ),
+    "sweep": ("sweeps", "routed", lambda q: q.describe().dead_letters, 1),
+}  # fmt: skip
+"""What is done: the page that shows it, its operation, what it changes, and to which value."""
+
+
+@pytest.mark.parametrize("do", CHANGES)
+def test_a_change_asks_first_refuses_strangers_and_names_the_user(
+    visit: Visit, busy: Queue, do: str
+) -> None:
+    page, operation, look, after = CHANGES[do]
+    client, before = visit(allow_changes=True), look(busy)
+    form = {**form_of(client, **dict(parse_qsl(f"do={do}"))), "reason": "repairs"}
+    stranger = client.post("/change/orders", data={**form, "csrf": "x"})
+    assert stranger.status_code == 403
+    assert look(busy) == before != after
+    assert (operation, "alice") not in who(busy)
+    done = client.post("/change/orders", data=form)
+    assert done.status_code == 303
+    assert done.headers["location"].startswith(f"/{page}/orders?done=1")
+    assert look(busy) == after
+    assert (operation, "alice") in who(busy)
+    assert client.get(done.headers["location"]).status_code == 200
+
+
+def test_a_change_that_changes_nothing_says_so(visit: Visit, queue: Queue) -> None:
+    client, texts = visit(allow_changes=True), []
+    for _ in range(2):
+        form = form_of(client, do="retry-message", group="billing", sequence="1:1")
+        done = client.post("/change/orders", data=form)
+        texts.append(client.get(done.headers["location"]).text)
+    assert ["Done." in text for text in texts] == [True, False]
+    assert ["Nothing changed" in text for text in texts] == [False, True]
 
 
 def test_a_pause_may_have_an_end(visit: Visit, queue: Queue) -> None:
@@ -457,50 +536,6 @@ def test_a_pause_may_have_an_end(visit: Visit, queue: Queue) -> None:
     for end in ("30m", "2999-01-31T12:00:00Z"):
         client.post("/change/orders", data={**form, "until": end})
         assert "until" in queue.group("billing").blocked_because
-
-
-def test_batches_are_listed_with_their_progress(visit: Visit, queue: Queue) -> None:
-    assert "There is no message batch" in visit().get("/batches/orders").text
-    queue.publish(["a", "b"], batch_id="import-7")
-    group = queue.group("billing").ensure()
-    queue.close_batch("import-7", to=queue, groups=["billing"])
-    page = visit().get("/batches/orders").text
-    assert "import-7" in page
-    assert "closed" in page
-    assert "billing" in page
-    while (lease := group.lease("w", max_messages=1_000)) is not None:
-        lease.ack()
-    queue.sweep()
-    assert "complete" in visit().get("/batches/orders").text
-
-
-def test_a_schedule_is_paused_resumed_and_removed(visit: Visit, queue: Queue) -> None:
-    queue.schedule("nightly", cron="0 2 * * *", timezone="Europe/Berlin", message="<b>run</b>")
-    client = visit(allow_changes=True)
-    page = client.get("/schedules/orders").text
-    assert "0 2 * * * in Europe/Berlin" in page
-    assert "&lt;b&gt;run" in page
-    form = form_of(client, do="pause-schedule", schedule="nightly")
-    assert queue.schedules()[0].paused_at is None
-    done = client.post("/change/orders", data={**form, "reason": "repairs"})
-    assert (done.status_code, done.headers["location"]) == (303, "/schedules/orders?done=1")
-    shown = client.get(done.headers["location"]).text
-    assert "repairs" in shown
-    assert "do=resume-schedule" in shown
-    client.post("/change/orders", data=form_of(client, do="resume-schedule", schedule="nightly"))
-    assert queue.schedules()[0].paused_at is None
-    stranger = {**form_of(client, do="remove-schedule", schedule="nightly"), "csrf": ""}
-    assert client.post("/change/orders", data=stranger).status_code == 403
-    client.post("/change/orders", data=form_of(client, do="remove-schedule", schedule="nightly"))
-    assert queue.schedules() == []
-    notes = {(one.user, one.detail) for one in queue.changes()}
-    assert {
-        ("alice", "schedule nightly paused: repairs"),
-        ("alice", "schedule nightly removed"),
-    } <= notes
-    gone = client.get("/change/orders", params={"do": "pause-schedule", "schedule": "nightly"})
-    assert gone.status_code == 404
-    assert "/schedules/orders" in client.get("/queue/orders").text
 
 
 def test_the_name_of_the_password_is_recorded(visit: Visit, queue: Queue) -> None:
@@ -767,104 +802,12 @@ def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
     assert queue.newest_dead_letters()["dead_letter_sequence"].to_pylist() == letters[2:]
 
 
-def test_a_group_is_moved_after_a_dry_run(visit: Visit, queue: Queue) -> None:
-    client, group = visit(allow_changes=True), queue.group("billing")
-    assert "do=seek" in client.get("/group/orders", params={"group": "billing"}).text
-    asked = client.get("/change/orders", params={"do": "seek", "group": "billing"}).text
-    assert 'name="to"' in asked
-    assert "csrf" not in asked
-    before = group.stats()
-    query = {"do": "seek", "group": "billing", "to": "latest"}
-    text = client.get("/change/orders", params=query).text
-    expected = group.preview_seek("latest")
-    assert expected.skipped > 0
-    shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>(?:<(?:a|span) [^>]*>)*([^<]*)<", text))
-    assert shown == {
-        "Queue": "orders",
-        "Group": "billing",
-        "Lag": f"{before.unsettled:,}",
-        "Leased": f"{before.leased:,}",
-        "Blocked": "0",
-        "Move to": "latest",
-        "Start sequence now": show_sequence(expected.start_sequence),
-        "First unread sequence then": show_sequence(expected.position),
-        "Unsettled messages skipped": f"{expected.skipped:,}",
-        "Messages delivered again": f"{expected.delivered_again:,}",
-        "Leases fenced": f"{expected.fenced_leases:,}",
-    }
-    assert (group.stats().ready, group.stats().leased) == (before.ready, before.leased)
-    form = form_of(client, **query)
-    assert client.post("/change/orders", data={**form, "csrf": "x"}).status_code == 403
-    assert group.stats().leased == before.leased
-    assert client.post("/change/orders", data=form).status_code == 303
-    assert group.stats().skipped == expected.skipped
-    assert ("seek", "alice") in who(queue)
-
-
-def test_changes_are_in_the_words_of_the_glossary(visit: Visit, queue: Queue) -> None:
-    client, group = visit(allow_changes=True), queue.group("billing")
-    queue.sweep()
-    assert queue.redrive().messages == 1
-    query = {"do": "seek", "group": "billing", "to": "2026-01-31T13:00:00+01:00"}
-    text = client.get("/change/orders", params=query).text
-    assert "<dt>Move to</dt><dd>2026-01-31 12:00:00Z</dd>" in text
-    client.post("/change/orders", data=form_of(client, **query))
-    group.configure(max_tracked_ranges=1_000_000)
-    rows = re.findall(r"<tr>(.*?)</tr>", client.get("/changes/orders").text)
-    cells = [[re.sub(r"<[^>]*>", "", one) for one in row.split("</td>")] for row in rows]
-    made = {row[1]: (row[4], row[5]) for row in cells if len(row) > 5}
-    assert made["seek"] == ("to 2026-01-31 12:00:00Z", "5")
-    assert made["configure"] == ("max_tracked_ranges=1000000", "")
-    assert made["redrive"] == ("", "1")
-    assert "1,000,000" in client.get("/group/orders", params={"group": "billing"}).text
-
-
-def test_a_group_is_moved_to_a_version_and_row(visit: Visit, queue: Queue) -> None:
-    client = visit(allow_changes=True)
-    query = {"do": "seek", "group": "billing", "to": "1:3"}
-    assert client.post("/change/orders", data=form_of(client, **query)).status_code == 303
-    assert queue.group("billing").stats().start_sequence == 2**32 + 2
-
-
 @pytest.mark.parametrize("to", ["yesterday", "-1", "1:x", "2026-01-31T12:00:00"])
 def test_a_position_that_is_none_is_refused(visit: Visit, queue: Queue, to: str) -> None:
     query = {"do": "seek", "group": "billing", "to": to}
     answer = visit(allow_changes=True).get("/change/orders", params=query)
     assert answer.status_code == 400
     assert "an instant with a zone" in answer.text
-
-
-def test_a_setting_is_changed_after_a_look_at_it(visit: Visit, queue: Queue) -> None:
-    client, group = visit(allow_changes=True), queue.group("billing")
-    asked = client.get("/change/orders", params={"do": "configure", "group": "billing"}).text
-    assert "configure&amp;group=billing&amp;setting=retry_delay" in asked
-    one = client.get(
-        "/change/orders", params={"do": "configure", "group": "billing", "setting": "on_reject"}
-    ).text
-    assert "<label>on_reject, now dead_letter" in one
-    assert '<option value="dead_letter" selected="">' in one
-    assert '<option value="drop">' in one
-    assert (
-        "Give 1 or more messages, or none."
-        in client.get(
-            "/change/orders",
-            params={"do": "configure", "group": "billing", "setting": "max_in_flight"},
-        ).text
-    )
-    query = {"do": "configure", "group": "billing", "setting": "max_in_flight", "value": "70"}
-    text = client.get("/change/orders", params=query).text
-    assert "<dt>max_in_flight then</dt><dd>70</dd>" in text
-    assert group.settings.max_in_flight != 70
-    assert client.post("/change/orders", data=form_of(client, **query)).status_code == 303
-    assert group.settings.max_in_flight == 70
-    assert ("configure", "alice") in who(queue)
-    query["value"] = "none"
-    client.post("/change/orders", data=form_of(client, **query))
-    assert group.settings.max_in_flight is None
-    for wrong, named in (({"value": "many"}, "max_in_flight"), ({"setting": "color"}, "color")):
-        answer = client.get("/change/orders", params={**query, **wrong})
-        assert answer.status_code == 400
-        assert named in answer.text
 
 
 def test_a_move_or_a_setting_of_no_group_is_refused(visit: Visit, queue: Queue) -> None:
@@ -877,95 +820,6 @@ def test_a_move_or_a_setting_of_no_group_is_refused(visit: Visit, queue: Queue) 
     for do in ("seek", "configure"):
         query = {"do": do, "group": "billing", "to": "latest"}
         assert read_only.get("/change/orders", params=query).status_code == 403
-
-
-def test_a_sweep_and_an_unblock_are_offered(visit: Visit, queue: Queue) -> None:
-    client = visit(allow_changes=True)
-    done = client.post("/change/orders", data=form_of(client, do="sweep"))
-    assert queue.describe().dead_letters == 1
-    assert done.headers["location"] == "/sweeps/orders?done=1&routed=1"
-    shown = client.get(done.headers["location"]).text
-    assert "The sweep is done. It routed 1 dead message." in shown
-    assert {user for operation, user in who(queue) if "rout" in operation} == {"alice"}
-    group = queue.group("stuck")
-    group.configure(max_delivery_attempts=1, on_max_deliveries="block")
-    group.lease("w").nack(error="broken")
-    text = client.get("/group/orders", params={"group": "stuck"}).text
-    assert re.findall('class="button danger">([^<]*)<', text) == ["Drop what blocks"]
-    client.post("/change/orders", data=form_of(client, do="unblock-drop", group="stuck"))
-    assert group.stats().blocked == 0
-    assert ("unblock: drop", "alice") in who(queue)
-
-
-def test_a_button_says_the_verb_and_is_red_only_for_a_loss(visit: Visit, queue: Queue) -> None:
-    client = visit(allow_changes=True)
-    queue.schedule("nightly", cron="0 2 * * *", message="x")
-    queue.sweep()
-    for query, verb, loses in (
-        ({"do": "pause", "group": "billing"}, "Pause", False),
-        ({"do": "seek", "group": "billing", "to": "earliest"}, "Move it", False),
-        ({"do": "seek", "group": "billing", "to": "latest"}, "Move it", True),
-        ({"do": "sweep"}, "Sweep", False),
-        ({"do": "remove-schedule", "schedule": "nightly"}, "Remove", True),
-        (after_a_visit(client, do="redrive", find=1), "Redrive them", False),
-        (after_a_visit(client, do="discard", find=1), "Discard them", True),
-    ):
-        text = client.get("/change/orders", params=query).text
-        assert re.findall('<button class="([a-z]*)">([^<]*)<', text) == [
-            ("danger" if loses else "primary", verb)
-        ]
-        assert text.count("danger") == loses
-    text = client.get("/schedules/orders").text
-    assert re.findall('class="button( danger)?">([^<]*)<', text) == [
-        ("", "Pause"), (" danger", "Remove")
-    ]  # fmt: skip
-
-
-def test_a_message_is_retried_discarded_or_made_dead(visit: Visit, queue: Queue) -> None:
-    client, group = visit(allow_changes=True), queue.group("billing")
-    of = {name: sequence_of(queue, name) for name in ("acked", "nacked", "bad", "leased", "unread")}
-
-    def offered(name: str) -> list[str]:
-        address = {"sequence": of[name], "part": "life"}
-        text = client.get("/message/orders", params=address).text
-        assert re.findall('class="button danger">([^<]*)<', text) == ["Discard"] * ("Disc" in text)
-        return re.findall(r'href="/change/orders\?do=([a-z_-]*)&amp;group=billing', text)
-
-    every = ["retry-message", "discard-message", "dead_letter-message"]
-    assert offered("acked") == []
-    assert offered("nacked") == offered("leased") == every
-    assert offered("bad") == every[:2]
-    assert offered("unread") == every[1:]
-    assert (
-        "do="
-        not in visit().get("/message/orders", params={"sequence": of["bad"], "part": "life"}).text
-    )
-
-    def form(do: str, name: str, **more: str) -> dict[str, str]:
-        return {**form_of(client, do=do, group="billing", sequence=str(of[name])), **more}
-
-    asked = client.get(
-        "/change/orders", params={"do": "discard-message", "group": "billing", "sequence": "1:1"}
-    )
-    for shown in ("Discard message 1:1 in group billing?", "delayed", "no luck", "Failures"):
-        assert shown in asked.text
-    assert {one.sequence for one in group.peek(state="delayed")} == {of["nacked"]}, "it asks first"
-    done = client.post("/change/orders", data=form("retry-message", "nacked"))
-    assert done.status_code == 303
-    assert "Done." in client.get(done.headers["location"]).text
-    assert {one.sequence for one in group.peek(state="ready")} >= {of["nacked"]}
-    again = client.post("/change/orders", data=form("retry-message", "nacked"))
-    assert "Nothing changed" in client.get(again.headers["location"]).text
-
-    client.post("/change/orders", data=form("discard-message", "unread", reason="a duplicate"))
-    client.post(
-        "/change/orders", data=form("dead_letter-message", "nacked", reason="no such order")
-    )
-    states = {one.sequence: one for one in queue.locate(of["unread"]) if one.group == "billing"}
-    assert states[of["unread"]].outcome == "dropped"
-    (dead,) = (one for one in queue.locate(of["nacked"]) if one.group == "billing")
-    assert (dead.state, dead.error) == ("dead", "no such order")
-    assert {("discard", "alice"), ("retry now", "alice"), ("dead letter", "alice")} <= who(queue)
 
 
 def test_a_leased_message_is_taken_from_its_worker_only_if_ticked(
@@ -990,6 +844,7 @@ def test_a_leased_message_is_taken_from_its_worker_only_if_ticked(
 
 def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
     client = visit(allow_changes=True)
+    limit = {"do": "configure", "group": "billing", "setting": "max_in_flight", "value": "7"}
     for query, code in (
         ({"do": "drop"}, 400), ({}, 400), ({"do": "pause"}, 404),
         ({"do": "pause", "group": "nope"}, 404), ({"do": "redrive"}, 400),
@@ -997,6 +852,8 @@ def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
         ({"do": "discard-message", "group": "billing"}, 400),
         ({"do": "discard-message", "group": "billing", "sequence": "x"}, 400),
         ({"do": "discard-message", "group": "nope", "sequence": "1:0"}, 404),
+        ({**limit, "value": "many"}, 400), ({**limit, "setting": "color"}, 400),
+        ({"do": "pause-schedule", "schedule": "none"}, 404),
     ):  # fmt: skip
         assert client.get("/change/orders", params=query).status_code == code, query
     first = visit(allow_changes=True)
