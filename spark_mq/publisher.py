@@ -25,6 +25,7 @@ from spark_mq.errors import (
 )
 from spark_mq.message import Message, from_rows, to_publish, to_row
 from spark_mq.operations.context import QueueContext
+from spark_mq.operations.outages import outage_pause
 from spark_mq.operations.publish import (
     Producer,
     check_dedup,
@@ -42,8 +43,7 @@ from spark_mq.util.validation import validate_count, validate_duration, validate
 MAX_PENDING_BATCHES: Final = 16
 """Batches of messages, or of bytes, that may wait. A caller that publishes more waits for room."""
 
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 2.0
+_LONGEST_PAUSE: Final = 2.0  # seconds between two tries to commit
 
 
 @dataclass(slots=True, eq=False)
@@ -321,8 +321,9 @@ class BufferedPublisher:
     def _send(self, batch: _Batch) -> PublishReceipt | BaseException:
         """Commit a batch once. Return the receipt or the last error."""
         pending: PendingPublish | None = None
-        pause, deadline = _FIRST_PAUSE, time.monotonic() + self._retry_seconds
+        failures, deadline = 0, time.monotonic() + self._retry_seconds
         while True:
+            pause, failures = outage_pause(failures, _LONGEST_PAUSE), failures + 1
             try:
                 if pending is None:
                     now = self._context.now()
@@ -338,4 +339,3 @@ class BufferedPublisher:
             except BaseException as error:  # no caller may wait for ever
                 return error
             time.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)

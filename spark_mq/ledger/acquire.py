@@ -11,11 +11,7 @@ from spark_mq.ledger.budget import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Budget, R
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.grant import (
-    AcquireRequest,
-    Grant,
-    blocked_by,
-)
+from spark_mq.ledger.grant import AcquireRequest, Grant, blocked_by
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.isolation import RESERVED_ATTEMPTS
 from spark_mq.ledger.key_order import is_ordered

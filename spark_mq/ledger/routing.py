@@ -16,8 +16,17 @@ from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, UNREAD, Ledger
 from spark_mq.ledger.transitions import expire_leases
 
 
+class _Transfer(Command[int]):
+    """A step of a sweep or a redrive, which workers need not wait for."""
+
+    priority = Priority.LEASE
+    creates = True  # without a group there is nothing to do
+    exclusive = True
+    needs = Needs()
+
+
 @dataclass(frozen=True, slots=True)
-class FreezeDead(Command[int]):
+class FreezeDead(_Transfer):
     """Freeze dead messages under a transfer id, and count them."""
 
     transfer_id: str
@@ -25,9 +34,6 @@ class FreezeDead(Command[int]):
     max_messages: int
 
     name = "freeze dead"
-    priority = Priority.LEASE
-    creates = True  # without a group there is nothing to freeze
-    exclusive = True
     needs = Needs(TRACKED)
 
     def apply(self, view: View) -> Change[int]:
@@ -46,7 +52,7 @@ class FreezeDead(Command[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze(Command[int]):
+class Freeze(_Transfer):
     """Freeze messages of some intervals under a transfer id, and count them."""
 
     transfer_id: str
@@ -54,9 +60,6 @@ class Freeze(Command[int]):
     reason: str | None = None  # the place of another queue that they go to
 
     name = "freeze redrive"
-    priority = Priority.LEASE
-    creates = True
-    exclusive = True
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:
@@ -71,7 +74,7 @@ class Freeze(Command[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class SettleRouted(Command[int]):
+class SettleRouted(_Transfer):
     """Settle the messages under a transfer id, and count them."""
 
     transfer_id: str
@@ -79,10 +82,6 @@ class SettleRouted(Command[int]):
     detail: str | None = None  # a person's request
 
     name = "settle routed"
-    priority = Priority.LEASE
-    needs = Needs()
-    creates = True
-    exclusive = True
 
     def apply(self, view: View) -> Change[int]:
         editor = LedgerEditor(view.ledger)
@@ -95,16 +94,12 @@ class SettleRouted(Command[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Unfreeze(Command[int]):
+class Unfreeze(_Transfer):
     """Give the messages under a transfer id back, and count them."""
 
     transfer_id: str
 
     name = "undo redrive"
-    priority = Priority.LEASE
-    needs = Needs()
-    creates = True
-    exclusive = True
 
     def apply(self, view: View) -> Change[int]:
         editor = LedgerEditor(view.ledger)
@@ -117,16 +112,13 @@ class Unfreeze(Command[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class Discard(Command[int]):
+class Discard(_Transfer):
     """Settle messages of some intervals that nothing is to copy, and count them."""
 
     intervals: Sequence[Interval]
     detail: str  # a person's request
 
     name = "discard"
-    priority = Priority.LEASE
-    creates = True
-    exclusive = True
     needs = Needs(None, horizon="always")  # a new group begins above the horizon
 
     def apply(self, view: View) -> Change[int]:

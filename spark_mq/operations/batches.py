@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from spark_mq.delta.object_store import canonical_uri
 from spark_mq.delta.state import TableState
@@ -67,10 +67,6 @@ class BatchInfo(Record):
     counts: Mapping[str, Mapping[str, int]]
 
 
-def validate_batch(name: Any) -> str:
-    return validate_name("batch_id", name)
-
-
 def open_target(context: QueueContext, to: str) -> QueueContext:
     """Return the queue of a completion message. Raise QueueNotFound."""
     options = context.storage_options
@@ -86,7 +82,7 @@ def close_batch(
     context: QueueContext, name: str, to: str, groups: Iterable[str] | None
 ) -> BatchInfo:
     """Close a batch, as :meth:`spark_mq.Queue.close_batch` describes."""
-    validate_batch(name)
+    validate_name("batch_id", name)
     if context.settings.is_dead_letter_queue:
         raise InvalidOption(
             f"{context.path} is a dead-letter queue, whose sweep completes no batch: publish the "

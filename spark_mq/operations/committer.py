@@ -18,14 +18,7 @@ from typing import Any, Final, Protocol
 
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog, GroupNotFound, StorageError
-from spark_mq.ledger.commands import (
-    Change,
-    Command,
-    NextLedger,
-    Priority,
-    View,
-    join_notes,
-)
+from spark_mq.ledger.commands import Change, Command, NextLedger, Priority, View, join_notes
 from spark_mq.ledger.log_fingerprints import with_fingerprint
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settings import GroupSettings

@@ -25,11 +25,7 @@ from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.life import UNDOING, MessageOutcome, outcomes_in
 from spark_mq.storage.archive_table import Filters, matching_rows
-from spark_mq.storage.history_table import (
-    BATCH,
-    HISTORY_SCHEMA,
-    history_rows,
-)
+from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable

@@ -10,12 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import (
-    CorruptLog,
-    InvalidOption,
-    SparkMQError,
-    StorageError,
-)
+from spark_mq.errors import CorruptLog, InvalidOption, SparkMQError, StorageError
 from spark_mq.ledger.log_fingerprints import REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import HEADER, SETTLED, UNREAD

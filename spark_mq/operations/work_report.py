@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections import Counter
@@ -19,13 +20,7 @@ from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.telemetry import (
-    MAX_LINKS,
-    Destination,
-    WorkReport,
-    current_reporter,
-    trace_headers,
-)
+from spark_mq.telemetry import MAX_LINKS, Destination, WorkReport, current_reporter, trace_headers
 from spark_mq.util.error_shape import recent_error_shape
 from spark_mq.util.progress import progress
 from spark_mq.util.show import printable, show_number, show_short
@@ -49,7 +44,7 @@ def reported_work(held: Sequence[Held], worker_id: str | None) -> Iterator[Calla
     """
     reporter = current_reporter()
     if reporter is None:
-        yield _run
+        yield operator.call
         return
     with ExitStack() as stack:
         reports = []
@@ -66,10 +61,6 @@ def reported_work(held: Sequence[Held], worker_id: str | None) -> Iterator[Calla
                     )
                 )
         yield partial(_run_reported, reports)
-
-
-def _run(handler: Callable[..., Any], *arguments: Any) -> Any:
-    return handler(*arguments)
 
 
 def _run_reported(
