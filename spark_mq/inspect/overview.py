@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
@@ -128,6 +128,12 @@ class QueueOverview(Record):
     def unrouted(self) -> int:
         """Return how many dead messages of all groups wait for a sweep, so are no letters yet."""
         return sum(group.dead + group.transferring for group in self.groups.values())
+
+    @property
+    def oldest_unsettled_age(self) -> timedelta | None:
+        """Return the greatest age of an unsettled message in any group, or None without one."""
+        ages = (group.oldest_unsettled_age for group in self.groups.values())
+        return max((age for age in ages if age is not None), default=None)
 
     def __str__(self) -> str:
         return "\n".join(_overview_lines(self))

@@ -289,9 +289,6 @@ class FolderView:
         if isinstance(overview, SparkMQError):
             return {"problem": str(overview)}
         groups = overview.groups.values()
-        ages = [
-            stats.oldest_unsettled_age for stats in groups if stats.oldest_unsettled_age is not None
-        ]
         problems = check_health(overview, datetime.now(UTC), HealthLimits()).problems
         return {
             **self._rates[name].next(overview).get("", {}),
@@ -302,7 +299,7 @@ class FolderView:
             "published": overview.published,
             "dead_letters": overview.dead_letters,
             "groups": len(overview.groups),
-            "oldest_unsettled_age": max(ages, default=None),
+            "oldest_unsettled_age": overview.oldest_unsettled_age,
             "problem": problems[0].text if problems else None,
         }
 

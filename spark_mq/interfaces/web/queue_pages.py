@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -63,7 +63,6 @@ class _Row:
     problems: list[PageProblem]
     overview: QueueOverview | None = None
     worst: str | None = None  # the group with the greatest lag
-    oldest: Any = None
 
 
 def home(view: View) -> str:
@@ -93,12 +92,7 @@ def _row(view: View, name: str, overview: QueueOverview | SparkMQError) -> _Row:
         problems_of(view, name, overview),
         overview=overview,
         worst=max(lags, key=lambda group: (lags[group], group), default=None),
-        oldest=_oldest(own.oldest_unsettled_age for own in overview.groups.values()),
     )
-
-
-def _oldest(ages: Iterable[Any]) -> Any:
-    return max((age for age in ages if age is not None), default=None)
 
 
 def queue_page(view: View) -> str:
@@ -123,7 +117,6 @@ def _queue(view: View) -> str:
         tab="queue",
         overview=overview,
         bar_of=state_bar,
-        oldest=_oldest(group.oldest_unsettled_age for group in overview.groups.values()),
         unswept=any(problem.check == "not_swept" for problem in problems),
         limits=limits if any(limits.values()) else {},
         span=_span(view),
@@ -280,21 +273,19 @@ def _whole(view: View) -> str:
 
 def figures(stats: GroupStats) -> list[tuple[str, Any]]:
     """Return the figures that the page of a group names."""
-    shown = [
-        (name, figure, getattr(stats, name)) for name, figure in figures_of(type(stats)).items()
-    ]
-    told = "breaker" if is_stopped(stats.blocked_because) else ""  # a problem says it
+    shown = {name: figure for name, figure in figures_of(type(stats)).items() if figure.fact}
+    if is_stopped(stats.blocked_because):  # a problem says it
+        del shown["breaker"]
+    values = {name: getattr(stats, name) for name in shown}
     return [
-        (figure.fact, show_age(value) if figure.unit == "s" else value)
-        for name, figure, value in shown
-        if figure.fact and name != told
+        (figure.fact, show_age(values[name]) if figure.unit == "s" else values[name])
+        for name, figure in shown.items()
     ]
 
 
 def _actions(stats: GroupStats) -> list[tuple[str, str, bool]]:
     change = "pause" if stats.breaker == CLOSED else "resume"
-    actions = [(do, do.capitalize(), False) for do in (change, "seek")]
-    actions.append(("configure", "Configure", False))
+    actions = [(do, do.capitalize(), False) for do in (change, "seek", "configure")]
     return [*actions, *_UNBLOCKS] if stats.blocked else actions
 
 
