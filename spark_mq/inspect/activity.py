@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -98,23 +99,22 @@ def throughput(
     validate_count("since/every", -(-span // length), most=MAX_BUCKETS)
     now = context.now()
     start = (now - span) // length * length
-    counts: dict[tuple[int, str | None], dict[str, int]] = {}
+    counts = defaultdict[tuple[int, str | None], Counter[str]](Counter)  # by interval and group
     for file in reversed(context.messages.index().files):
         if file.committed_at >= start:
-            _count(counts, file.committed_at // length * length, None, "published", file.rows)
+            counts[file.committed_at // length * length, None]["published"] += file.rows
     events = read_history(context, group=group, since=start, columns=_EVENT_COLUMNS)
     for row in _event_sums(events, length):
-        name = "failed" if row["event"] in FAILURES else row["event"]
-        name = row["outcome"] or name
-        if name in _COUNTS:
-            _count(counts, row["bucket"], row["consumer_group"], name, row["message_count_sum"])
-        if row["event"] in FAILURES and name != "failed":
-            _count(counts, row["bucket"], row["consumer_group"], "failed", row["message_count_sum"])
+        own = counts[row["bucket"], row["consumer_group"]]
+        own[row["outcome"] or row["event"]] += row["message_count_sum"]
+        if row["event"] in FAILURES:
+            own["failed"] += row["message_count_sum"]
     rows = [
         {"at": to_datetime(at), "consumer_group": name, **with_rates(own, at, length, now)}
         for (at, name), own in sorted(
             counts.items(), key=lambda item: (item[0][0], item[0][1] or "")
         )
+        if not own.keys().isdisjoint(_COUNTS)  # other events alone make no row
     ]
     return pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA)
 
@@ -142,23 +142,12 @@ def with_rates(
     """Return the counts of an interval of microseconds with their rates."""
     full = length / SECOND
     seconds = min(full, max(_LEAST_SECONDS, (now - start) / SECOND))
-    row = dict.fromkeys(_COUNTS, 0) | dict(counts)
+    row = {name: counts.get(name, 0) for name in _COUNTS}
     return {
         **row,
         "published_per_second": row["published"] / seconds,
         "settled_per_second": sum(row[name] for name in ENDS) / seconds,
     }
-
-
-def _count(
-    counts: dict[tuple[int, str | None], dict[str, int]],
-    at: int,
-    group: str | None,
-    name: str,
-    messages: int,
-) -> None:
-    own = counts.setdefault((at, group), {})
-    own[name] = own.get(name, 0) + messages
 
 
 def _event_sums(rows: pa.Table, length: int) -> list[dict[str, Any]]:
