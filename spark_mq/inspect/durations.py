@@ -10,6 +10,7 @@ import threading
 import time
 from array import array
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -92,8 +93,8 @@ class DurationReader:
         self._context, self._look_seconds = context, look_seconds
         self._lock = threading.Lock()
         self._done = -1  # the last version of ``leases/`` that was counted
-        self._to_lease: dict[str, _Tally] = {}
-        self._to_settle: dict[str, _Tally] = {}
+        self._to_lease = defaultdict[str, _Tally](_Tally)
+        self._to_settle = defaultdict[str, _Tally](_Tally)
 
     def read(self, groups: Iterable[str], index: MessageIndex) -> dict[str, GroupDurations]:
         """Count the new commits, and return the histograms of some groups by name."""
@@ -101,8 +102,7 @@ class DurationReader:
             self._count_new(index)
             return {
                 name: GroupDurations(
-                    self._to_lease.setdefault(name, _Tally()).histogram(),
-                    self._to_settle.setdefault(name, _Tally()).histogram(),
+                    self._to_lease[name].histogram(), self._to_settle[name].histogram()
                 )
                 for name in groups
             }
@@ -136,13 +136,13 @@ class DurationReader:
         leased = pc.equal(rows["event"], "leased")
         first = rows.filter(pc.and_(leased, pc.equal(rows["first_leased_at"], rows["leased_at"])))
         for group, at, low, high in _values(first, _LEASES):
-            tally = self._to_lease.setdefault(group, _Tally())
+            tally = self._to_lease[group]
             for messages, due_at in due_times(index, low, high):
                 tally.add(at - due_at, messages)
         settled = pc.is_in(rows["event"], value_set=pa.array(_SETTLES))
         ended = rows.filter(pc.and_(settled, pc.is_valid(rows["leased_at"])))
         for group, leased_at, at, messages in _values(ended, _ENDS):
-            self._to_settle.setdefault(group, _Tally()).add(at - leased_at, messages)
+            self._to_settle[group].add(at - leased_at, messages)
 
 
 def _values(rows: pa.Table, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:

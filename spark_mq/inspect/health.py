@@ -130,8 +130,22 @@ def _of_trim(
     if held is None:
         return
     for name in held.groups:
-        if first := _first_unsettled(context, index, name, held.start_sequence):
-            yield _trim_blocker(index, name, first, held.messages)
+        if (first := _first_unsettled(context, index, name, held.start_sequence)) is None:
+            continue
+        state, r = first
+        leased = state == LEASED
+        yield Blocker(
+            name,
+            "trim",
+            state,
+            r.first,
+            r.last,
+            held.messages,
+            lease_id=r.lease_id if leased else None,
+            worker_id=r.worker if leased else None,
+            since=to_datetime(index.file_at(r.first).committed_at),
+            error=r.error,
+        )
 
 
 def _first_unsettled(
@@ -144,25 +158,6 @@ def _first_unsettled(
             state = UNREAD if piece.state == SETTLED else piece.state
             return state, range_of(piece, ledger, index)
     return None
-
-
-def _trim_blocker(
-    index: MessageIndex, name: str, first: tuple[str, Range], waiting: int
-) -> Blocker:
-    state, r = first
-    leased = state == LEASED
-    return Blocker(
-        name,
-        "trim",
-        state,
-        r.first,
-        r.last,
-        waiting,
-        lease_id=r.lease_id if leased else None,
-        worker_id=r.worker if leased else None,
-        since=to_datetime(index.file_at(r.first).committed_at),
-        error=r.error,
-    )
 
 
 def check_health(overview: QueueOverview, now: datetime, limits: HealthLimits) -> Health:
