@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,6 @@ import pyarrow.parquet as pq
 import pytest
 from support.having import having
 from support.limits import Limits
-from support.marks import slow
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
@@ -105,6 +105,40 @@ def queue(tmp_path: Path) -> Queue:
     )
 
 
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Return a job in this process, with its arguments on the command line."""
+    monkeypatch.syspath_prepend(JOBS)
+
+    def module(name: str, *arguments: str) -> ModuleType:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        return importlib.import_module(name)
+
+    return module
+
+
+@pytest.fixture
+def refusal(
+    load: Callable[..., ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Run a job in tmp_path that refuses its arguments. Return what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "handler", raising=False)
+    monkeypatch.setattr("spark_mq.spark.session", lambda *_, **__: pytest.fail("Spark starts"))
+
+    def run(*arguments: str) -> str:
+        job = load(*arguments)
+        with pytest.raises(SystemExit) as caught:
+            importlib.import_module("_common").run(job.main)
+        assert caught.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
 def submit(job: str) -> list[object]:
     settings = [
         f"spark.driver.extraClassPath={ROOT / 'conf'}",
@@ -152,48 +186,48 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
     ("arguments", "words"),
     [
         (("sweep",), "the following arguments are required: --queue"),
-        slow(("sweep", "--queue", "nowhere"), "there is no queue at"),
+        (("sweep", "--queue", "nowhere"), "there is no queue at"),
         (
             ("sweep", "--queue", "queue", "--every", "soon"),
             "argument --every: 'soon' is not a duration: give seconds, or 30s",
         ),
-        slow(("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
+        (("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
         (("publish", "--queue", "nowhere", "a.jsonl"), "nowhere: --create creates it"),
         (("publish", "--queue", "queue", "--lanes", "8", "a.jsonl"), "--lanes needs --create"),
-        slow(
+        (
             ("publish", "--queue", "new", "--create", "--lanes", "5000", "a.jsonl"),
             "lanes=5000 is not valid: give a whole number from 0 to 1,024",
         ),
-        slow(("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
+        (("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
         (
             ("publish", "--queue", "queue", "a.jsonl", "day.csv"),
             "INPUT day.csv is a csv file by its name: give --format csv",
         ),
-        slow(("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
-        slow((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
-        slow(
+        (("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
+        ((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
+        (
             (*WORKER, "queue", "--handler", "not_there:f"),
             "the module cannot be imported (No module named 'not_there')",
         ),
-        slow((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
+        ((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
         (
             (*WORKER, "queue", "--handler", "handler.py:one"),
             "one(batch) cannot be called as one(batch, lease)",
         ),
-        slow((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
-        slow(
+        ((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
+        (
             (*WORKER, "queue", "--handler", "handler:two", "--trigger", "now"),
             "'now' is neither default nor available-now nor a duration like '5 seconds'",
         ),
-        slow(
+        (
             (*WORKER, "queue", "--handler", "handler:two", "--visibility-timeout", "soon"),
             "--visibility-timeout: 'soon' is not a duration",
         ),
-        slow(
+        (
             (*WORKER, "queue", "--handler", "handler:two", "--max-messages", "0"),
             "maxMessagesPerTrigger='0' is not valid",
         ),
-        slow(
+        (
             (*WORKER, "queue", "--handler", "handler:two", "--starting-position", "x"),
             "startingPosition='x' is not valid",
         ),
@@ -201,13 +235,16 @@ WORKER = ("worker", "--checkpoint", "c", "--queue")
     ],
 )
 def test_wrong_arguments_are_reported_in_one_line(
-    start, queue: Queue, tmp_path: Path, arguments: tuple[str, ...], words: str
+    refusal: Callable[..., str],
+    queue: Queue,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    words: str,
 ) -> None:
     (tmp_path / "handler.py").write_text("def one(batch): ...\ndef two(batch, lease): ...\n")
-    job, *rest = arguments
-    reported = ended(start(sys.executable, JOBS / f"{job}.py", *rest, JAVA_HOME="/nowhere"), 2)
+    reported = refusal(*arguments)
     assert words in reported
-    assert reported.startswith(f"{job}.py: error: ")
+    assert reported.startswith(f"{arguments[0]}.py: error: ")
     assert reported.count("\n") == 1
 
 
@@ -216,29 +253,22 @@ def test_wrong_arguments_are_reported_in_one_line(
     [([], None), (["--ack", "manual"], "manual"), (["--ack", "on_receive"], None)],
 )
 def test_the_stream_of_a_worker_that_acks_by_itself_acks_nothing(
-    start, given: list[str], mode: str | None
+    load: Callable[..., ModuleType], given: list[str], mode: str | None
 ) -> None:
-    arguments = ["worker.py", "--queue", "q", "--checkpoint", "c", "--handler", "m:f", *given]
-    program = (
-        f"import sys; sys.path.insert(0, {str(JOBS)!r}); sys.argv = {arguments!r}; import worker; "
-    )
-    shows = "print(worker.source_options(worker.arguments()).get('ack'))"
-    reported = ended(start(sys.executable, "-c", program + shows), 0)
-    assert reported.split() == [str(mode)]
+    worker = load(*WORKER, "q", "--handler", "m:f", *given)
+    assert worker.source_options(worker.arguments()).get("ack") == mode
 
 
-def test_the_worker_has_each_option_of_the_source_and_of_for_each_batch(start) -> None:
-    program = (
-        f"import sys; sys.path.insert(0, {str(JOBS)!r}); import json, worker; "
-        "print(json.dumps([[*worker.SOURCE], [*worker.BATCH], [one.dest for one in "
-        "worker.options()._actions]]))"
-    )
-    source, batch, flags = json.loads(ended(start(sys.executable, "-c", program), 0))
+def test_the_worker_has_each_option_of_the_source_and_of_for_each_batch(
+    load: Callable[..., ModuleType],
+) -> None:
+    worker = load("worker")
     # The others are --queue, --group and --ack, and outcomes is for spark.read.
-    assert set(READ_OPTIONS) - set(source) == {"path", "consumerGroup", "ack", "outcomes"}
+    assert set(READ_OPTIONS) - set(worker.SOURCE) == {"path", "consumerGroup", "ack", "outcomes"}
     parameters = inspect.signature(for_each_batch).parameters
-    assert set(parameters) - set(batch) == {"group", "process", "more_groups"}
-    assert {*source, *batch} <= set(flags)
+    assert set(parameters) - set(worker.BATCH) == {"group", "process", "more_groups"}
+    flags = {action.dest for action in worker.options()._actions}
+    assert {*worker.SOURCE, *worker.BATCH} <= flags
 
 
 # -- with Spark
@@ -254,14 +284,12 @@ def process(batch, lease):
 
 @pytest.fixture
 def job(
-    spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: Any, load: Callable[..., ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[str, str]]:
     """Run a job on a queue in this session. Return what it printed: results, and the rest."""
-    monkeypatch.syspath_prepend(JOBS)
 
     def run(name: str, queue: Path, *arguments: str) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--queue", str(queue), *arguments])
-        importlib.import_module(name).main()
+        load(name, "--queue", str(queue), *arguments).main()
         found = capsys.readouterr()
         return found.out, found.err
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.harness import finish, make_queue, start
-from support.tables import messages_of
+from support.sinks import values
 
 from spark_mq import Message, Queue
 
@@ -15,13 +15,6 @@ from spark_mq import Message, Queue
 @pytest.fixture
 def target(tmp_path: Path) -> Queue:
     return make_queue(tmp_path / "target", dedup_window="1h")
-
-
-def landed(target: Queue) -> list[str]:
-    index = messages_of(target).index()
-    slices = index.slices(0, index.last_sequence)
-    tables = [table for _, table in messages_of(target).read(slices, ["value"])]
-    return sorted(value.decode() for table in tables for value in table["value"].to_pylist())
 
 
 def numbered(spark: Any, count: int, ids: str) -> Any:
@@ -36,9 +29,9 @@ def test_a_write_leaves_out_what_was_published_and_what_it_repeats(
     target.publish(Message("first", dedup_id="3"))
     frame = numbered(spark, 6, "IF(id = 5, NULL, CAST(id % 4 AS STRING))")
     frame.write.format("spark_mq").mode("append").save(target.path)
-    assert landed(target) == ["0", "1", "2", "5", "first"]  # 3 was there, 4 has the id of 0
+    assert values(target.path) == ["0", "1", "2", "5", "first"]  # 3 was there, 4 has the id of 0
     frame.write.format("spark_mq").mode("append").save(target.path)
-    assert landed(target) == ["0", "1", "2", "5", "5", "first"]
+    assert values(target.path) == ["0", "1", "2", "5", "5", "first"]
 
 
 def test_a_queue_without_a_window_refuses_the_column_before_any_job(
@@ -56,4 +49,4 @@ def test_a_streaming_write_leaves_duplicates_out(
     frame = spark.readStream.format("spark_mq").option("consumerGroup", "g").load(queue.path)
     writer = frame.selectExpr("value", "key AS dedup_id").writeStream.format("spark_mq")
     finish(start(writer.option("path", target.path), tmp_path / "checkpoint"))
-    assert landed(target) == ["0", "1", "2"]
+    assert values(target.path) == ["0", "1", "2"]

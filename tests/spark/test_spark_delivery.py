@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from support.harness import Stream, finish, make_queue, numbered, start, until, values
-from support.marks import slow
-from support.tables import group_ledger_of, messages_of
+from support.tables import group_ledger_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidSchema
@@ -36,19 +34,6 @@ def test_available_now_drains_the_queue_in_batches_acks_all_of_it_and_ends(
     assert [len(rows) for rows in seen] == [3, 3, 3]
     stats = stream.group.stats()
     assert (stats.acked, stats.leased, stats.ready) == (9, 0, 0)
-
-
-def test_available_now_ends_on_an_empty_queue_and_does_not_wait_for_delayed_messages(
-    stream: Stream, queue: Queue
-) -> None:
-    stream.run(lambda batch, _: None)
-    queue.publish("later")
-    lease = stream.group.lease("other")
-    lease.nack(delay="1h")
-    seen: list[int] = []
-    stream.run(lambda batch, _: seen.append(batch.count()))
-    assert sum(seen) == 0
-    assert stream.group.stats().delayed == 1
 
 
 @pytest.mark.delta
@@ -121,100 +106,6 @@ def test_a_batch_whose_rows_a_filter_dropped_entirely_is_acked(
 
 
 @pytest.mark.slow
-def test_what_a_filter_inside_the_function_dropped_is_acked_with_the_rest(
-    stream: Stream, queue: Queue
-) -> None:
-    queue.publish(numbered(4))
-    stream.settle_with(
-        lambda batch, lease: batch.where("CAST(value AS STRING) = '003'").count() and None
-    )
-    assert stream.group.stats().acked == 4
-
-
-def test_a_narrower_schema_reads_only_these_columns(
-    spark: Any, stream: Stream, queue: Queue
-) -> None:
-    receipt = queue.publish(numbered(3))
-    frame = (
-        spark.readStream.format("spark_mq")
-        .schema("sequence LONG, lease_id STRING")
-        .options(**stream.options)
-        .load(queue.path)
-    )
-    assert frame.columns == ["sequence", "lease_id"]
-    rows: list[Any] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        rows.extend(batch.collect())
-
-    stream.settle_with(process, frame=frame)
-    assert sorted(row.sequence for row in rows) == list(receipt.sequences)
-    assert stream.group.stats().acked == 3
-
-
-def test_max_bytes_per_trigger_cuts_the_batches(stream: Stream, queue: Queue) -> None:
-    queue.publish([bytes([i]) * 3 + str(i).encode() * 3000 for i in range(20)])
-    size = messages_of(queue).index().files[0].size
-    stream.options["maxBytesPerTrigger"] = str(size // 3)
-    sizes: list[int] = []
-    stream.run(lambda batch, _: sizes.append(batch.count()))
-    assert sum(sizes) == 20
-    assert len(sizes) >= 3
-    assert max(sizes) <= 8
-
-
-def test_manual_mode_leaves_what_was_not_settled_to_expire(
-    spark: Any, queue: Queue, tmp_path: Path
-) -> None:
-    short = Stream(
-        spark,
-        queue,
-        tmp_path / "ck",
-        ack="manual",
-        visibilityTimeout="1s",
-        maxLeaseDuration="1s",
-    )
-    receipt = queue.publish(numbered(3))
-
-    def process(batch: Any, batch_id: int) -> None:
-        from spark_mq.spark import ack
-
-        ack(batch.where(f"sequence = {receipt.sequences[0]}"), short.group)
-
-    short.run(process)
-    assert short.group.stats().acked == 1
-    until(lambda: short.group.stats().ready == 2, "the leases of the rest expired")
-    assert short.group.expire() == 2
-
-
-@pytest.mark.slow
-def test_what_ack_manual_leaves_expires_and_comes_again_though_the_stream_acks_on_commit(
-    queue: Queue, tmp_path: Path, spark: Any
-) -> None:
-    short = Stream(
-        spark,
-        queue,
-        tmp_path / "ck",
-        visibilityTimeout="1s",
-        maxLeaseDuration="1s",
-        maxMessagesPerTrigger="2",
-    )
-    queue.publish(numbered(4))
-    seen: list[list[str]] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        seen.append(values(batch))
-        lease.ack(batch.where("CAST(value AS STRING) = '001'"))
-
-    short.run(short.group.for_each_batch(process, ack="manual"))
-    assert seen == [["000", "001"], ["002", "003"]]
-    assert short.group.stats().acked == 1
-    until(lambda: short.group.stats().ready == 3, "the leases of the rest expired")
-    again = short.group.lease("other", max_messages=3)
-    assert {m.delivery_count for m in again.messages} == {2}
-
-
-@pytest.mark.slow
 def test_what_ack_manual_never_saw_for_a_filter_expires_too(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(3))
     called: list[int] = []
@@ -266,59 +157,6 @@ def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
     query.stop()
 
 
-def test_a_bug_in_a_handler_opens_the_breaker_and_a_resume_goes_on(
-    spark: Any, tmp_path: Path
-) -> None:
-    queue = make_queue(
-        tmp_path / "queue", breaker_threshold=2, breaker_reset_timeout="1h", breaker_max_wait="1h",
-        retry_delay="1s",
-    )  # fmt: skip
-    queue.publish(numbered(6))
-    broken = Stream(spark, queue, tmp_path / "checkpoint")
-    broken.options["maxMessagesPerTrigger"] = "1"
-    repaired: list[bool] = []
-
-    def process(batch: Any, _: Any) -> None:
-        if not repaired:
-            batch.select("ammount")
-
-    each = queue.group("g").for_each_batch(process)
-    query = broken.start(each, available_now=False)
-    until(lambda: queue.group("g").ensure().stats().breaker == "open", "two leases failed")
-
-    def said() -> Any:
-        latest = [
-            json.loads(p["sources"][0]["latestOffset"] or "{}")
-            for p in query.recentProgress
-            if p["sources"]
-        ]
-        return next((one for one in latest if one.get("breaker") == "open"), None)
-
-    why = until(said, "the progress shows the breaker")["blocked_because"]
-    assert "2 leases failed in a row" in why
-    assert "ammount" in why
-    stats = queue.group("g").stats()
-    assert (stats.unread, stats.dead, stats.leased) == (4, 0, 0)
-    repaired.append(True)
-    queue.group("g").resume()
-    until(lambda: queue.group("g").stats().acked == 6, "all went through after the resume")
-    query.stop()
-
-
-def test_a_paused_group_leaves_a_query_running_and_idle(stream: Stream, queue: Queue) -> None:
-    stream.group.pause("migration")
-    queue.publish("one")
-    seen: list[str] = []
-    query = stream.start(lambda batch, _: seen.extend(values(batch)), available_now=False)
-    until(lambda: query.recentProgress, "the query asked")
-    assert query.isActive
-    assert seen == []
-    assert stream.group.stats().leased == 0
-    stream.group.resume()
-    until(lambda: seen == ["one"], "it went on")
-    query.stop()
-
-
 def test_a_continuous_query_picks_up_what_is_published_while_it_runs(
     stream: Stream, queue: Queue
 ) -> None:
@@ -332,28 +170,6 @@ def test_a_continuous_query_picks_up_what_is_published_while_it_runs(
         "the second message came and both were acked",
     )
     query.stop()
-
-
-@pytest.mark.only_on  # no server, because it damages a file on the disk
-@pytest.mark.parametrize("damage", ["missing", slow("corrupt")])
-def test_messages_of_a_damaged_file_are_dead_and_the_rest_go_on(
-    stream: Stream, queue: Queue, damage: str
-) -> None:
-    queue.publish(numbered(3))
-    queue.publish(["good"])
-    file = Path(messages_of(queue).path, messages_of(queue).index().files[0].path)
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(b"not parquet at all")
-    seen: list[str] = []
-    stream.run(lambda batch, _: seen.extend(values(batch)))
-    assert seen == ["good"]
-    stats = stream.group.stats()
-    assert (stats.dead, stats.acked) == (3, 1)
-    (dead,) = [r for r in group_ledger_of(stream.group).current() if r.state == "dead"]
-    assert dead.reason == "payload unreadable"
-    assert file.name in (dead.error or "")
 
 
 # -- settling from foreachBatch
@@ -373,84 +189,6 @@ def test_what_process_returns_is_settled_as_failed_and_the_rest_is_acked(
     dead = {r.first: r.error for r in group_ledger_of(stream.group).current() if r.state == "dead"}
     assert dead == {receipt.sequences[2]: "bad 002", receipt.sequences[4]: "bad 004"}
     assert stream.group.stats().acked == 4
-
-
-@pytest.mark.slow
-def test_returned_failures_come_again_one_by_one_with_their_count(
-    stream: Stream, queue: Queue
-) -> None:
-    queue.publish(numbered(3))
-    seen: list[tuple[str, int]] = []
-
-    def process(batch: Any, lease: Any) -> Any:
-        seen.extend((bytes(row.value).decode(), row.delivery_count) for row in batch.collect())
-        return batch.where("CAST(value AS STRING) = '001' AND delivery_count = 1")
-
-    stream.settle_with(process, on_error="nack")
-    stream.settle_with(process, on_error="nack")
-    assert sorted(seen) == [("000", 1), ("001", 1), ("001", 2), ("002", 1)]
-    assert stream.group.stats().acked == 3
-
-
-@pytest.mark.parametrize(("on_error", "ready", "dead"), [("nack", 3, 0), slow("reject", 0, 3)])
-def test_an_exception_settles_the_batch_as_asked_and_the_query_goes_on(
-    stream: Stream, queue: Queue, on_error: str, ready: int, dead: int
-) -> None:
-    queue.publish(numbered(3))
-
-    def process(batch: Any, lease: Any) -> None:
-        raise ValueError("boom")
-
-    stream.settle_with(process, on_error=on_error)
-    stats = stream.group.stats()
-    assert (stats.ready, stats.dead, stats.acked) == (ready, dead, 0)
-    assert {r.error for r in group_ledger_of(stream.group).current()} == {"ValueError: boom"}
-
-
-class ApiError(Exception):
-    def __str__(self) -> str:
-        raise AttributeError("there is no response")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (SystemExit(0), "RuntimeError: process raised SystemExit: 0"),
-        (ApiError(), "ApiError: (ApiError without a text: its str() raised AttributeError)"),
-    ],
-    ids=["exit", "no text"],
-)
-def test_what_would_end_the_driver_settles_the_batch_as_any_error(
-    stream: Stream, queue: Queue, wrong: BaseException, text: str
-) -> None:
-    queue.publish(numbered(3))
-
-    def process(batch: Any, lease: Any) -> None:
-        raise wrong
-
-    stream.settle_with(process, on_error="nack")
-    assert stream.group.stats().ready == 3
-    assert {r.error for r in group_ledger_of(stream.group).current()} == {text}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "on_error", "text"),
-    [
-        (SystemExit(0), "raise", "SystemExit: 0"),
-        (KeyboardInterrupt(), "nack", "KeyboardInterrupt"),
-    ],
-    ids=["exit", "interrupt"],
-)
-def test_an_exit_or_interrupt_of_the_function_ends_the_query_with_an_error(
-    stream: Stream, queue: Queue, wrong: BaseException, on_error: str, text: str
-) -> None:
-    queue.publish(numbered(3))
-
-    def process(batch: Any, lease: Any) -> None:
-        raise wrong
-
-    with pytest.raises(StreamingQueryException, match=f"process raised {text}"):
-        stream.settle_with(process, on_error=on_error)
 
 
 def test_a_settle_of_rows_reads_no_column_that_it_has_no_use_for(
@@ -522,3 +260,27 @@ def test_delta_options_append_each_batch_once_to_a_delta_table(
     assert values(spark.read.format("delta").load(str(tmp_path / "out"))) == numbered(6)
     assert [o["txnVersion"] for o in options] == ["1", "2"]
     assert len({o["txnAppId"] for o in options}) == 1
+
+
+@pytest.mark.delta
+def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
+    spark: Any, queue: Queue, tmp_path: Path
+) -> None:
+    """Its batches count from 1 again, as those did that the sink has seen.
+
+    Its stream is another one.
+    """
+    out, reported = str(tmp_path / "out"), []
+
+    def process(batch: Any, lease: Any) -> None:
+        reported.append(lease.delta_options)
+        batch.select("value").write.format("delta").mode("append").options(
+            **lease.delta_options
+        ).save(out)
+
+    for number in range(2):
+        queue.publish(numbered(6)[number * 3 : number * 3 + 3])
+        Stream(spark, queue, tmp_path / f"checkpoint-{number}").settle_with(process)
+    assert values(spark.read.format("delta").load(out)) == numbered(6)
+    assert [options["txnVersion"] for options in reported] == ["1", "1"]
+    assert queue.group("g").stats().acked == 6

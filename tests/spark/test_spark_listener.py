@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,36 +13,17 @@ from support.harness import Stream, make_queue, until
 
 from spark_mq.spark import SparkMQListener, StreamProgress
 
-pytest.importorskip("opentelemetry.sdk")
-
-
-@pytest.fixture
-def sdk(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from support.otel import set_up_sdk
-
-    sdk = set_up_sdk(monkeypatch)
-    return SimpleNamespace(spans=sdk.spans.get_finished_spans, reader=sdk.reader)
+otel = pytest.importorskip("support.otel")
 
 
 def read(batch: Any, _: Any) -> None:
     batch.collect()  # Spark counts only rows that are read
 
 
-def gauges(reader: Any) -> dict[tuple[str, str | None], float]:
-    data = reader.get_metrics_data()
-    return {
-        (one.name, point.attributes.get("spark_mq.state")): point.value
-        for of in data.resource_metrics
-        for scope in of.scope_metrics
-        for one in scope.metrics
-        for point in one.data.data_points
-        if one.name.startswith("spark_mq.")
-    }
-
-
 def test_a_stream_is_seen_by_its_listener_and_in_its_spans(
-    spark: Any, tmp_path: Path, sdk: Any
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sdk = otel.set_up_sdk(monkeypatch)
     queue = make_queue(tmp_path / "orders")
     queue.publish([str(n) for n in range(5)])
     stream = Stream(spark, queue, tmp_path / "checkpoint", maxMessagesPerTrigger="3")
@@ -61,70 +40,17 @@ def test_a_stream_is_seen_by_its_listener_and_in_its_spans(
     assert first.oldest_unsettled_age is not None
     assert first.oldest_unsettled_age > timedelta(0)
     assert first.batch_duration > timedelta(0)
-    assert gauges(sdk.reader)["spark_mq.messages", "dead"] == 0
-    assert ("spark_mq.messages", "ready") in gauges(sdk.reader)
-    names = [span.name for span in sdk.spans()]
+    gauges = otel.gauges(sdk.reader)
+    assert gauges["spark_mq.messages", "dead"] == 0
+    assert ("spark_mq.messages", "ready") in gauges
+    spans = sdk.spans.get_finished_spans()
+    names = [span.name for span in spans]
     assert names.count("process orders") == 2
     assert names.count("ack orders") == 2
-    process = next(span for span in sdk.spans() if span.name == "process orders")
+    process = next(span for span in spans if span.name == "process orders")
     (link,) = process.links
-    publish = next(span for span in sdk.spans() if span.name == "publish orders")
+    publish = next(span for span in spans if span.name == "publish orders")
     assert link.context.span_id == publish.context.span_id
-
-
-def event(*offsets: Any) -> Any:
-    sources = [{"latestOffset": offset, "numInputRows": 1} for offset in offsets]
-    progress = {"id": "q", "batchId": 1, "batchDuration": 250, "sources": sources}
-    return SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress)))
-
-
-def stats(queue: str) -> dict[str, Any]:
-    counts = dict.fromkeys(("ready", "delayed", "leased", "dead", "blocked"), 2)
-    return {
-        **counts, "source": "spark_mq", "queue": queue, "group": "g",
-        "oldest_unsettled_age": None, "isolating": 2, "isolation_leases": 1,
-        "blocked_because": "", "breaker": "closed",
-    }  # fmt: skip
-
-
-def test_a_source_of_several_queues_reports_each_and_others_are_left_out() -> None:
-    listener = SparkMQListener()
-    several = json.dumps({"/q/a": stats("/q/a"), "/q/b": stats("/q/b"), "/q/c": {}})
-    listener.onQueryProgress(event(several, "17", "not json", None, json.dumps({"0": 12})))
-    assert sorted(listener.latest) == [("/q/a", "g"), ("/q/b", "g")]
-    assert listener.latest["/q/a", "g"].batch_duration == timedelta(milliseconds=250)
-
-
-@pytest.mark.parametrize(
-    ("why", "stopped"), [("max_in_flight", 0), ("paused since 2026-11-26: repairs", 1), ("", 0)]
-)
-def test_the_gauge_of_a_stream_is_1_if_its_group_is_stopped(
-    why: str, stopped: int, sdk: Any
-) -> None:
-    SparkMQListener().onQueryProgress(event(json.dumps({**stats("/q/a"), "blocked_because": why})))
-    assert gauges(sdk.reader)["spark_mq.blocked", None] == stopped
-
-
-def test_an_error_of_the_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: StreamProgress) -> None:
-        raise ValueError("no dashboard")
-
-    SparkMQListener(fail).onQueryProgress(event(json.dumps(stats("/q/a"))))
-    assert "could not be reported" in caplog.text
-
-
-def test_an_error_of_the_callback_for_one_group_leaves_the_others_reported() -> None:
-    called: list[str] = []
-
-    def fail(progress: StreamProgress) -> None:
-        called.append(progress.queue)
-        raise ValueError("no dashboard")
-
-    listener = SparkMQListener(fail)
-    several = json.dumps({"/q/a": stats("/q/a"), "/q/b": stats("/q/b")})
-    listener.onQueryProgress(event(several))
-    assert called == ["/q/a", "/q/b"]
-    assert sorted(listener.latest) == [("/q/a", "g"), ("/q/b", "g")]
 
 
 PROGRAM = """

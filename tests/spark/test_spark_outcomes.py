@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThan
 from support.harness import make_queue
 
-from spark_mq import InvalidSchema, Message, Queue
-from spark_mq.spark.options import ReadOptions
-from spark_mq.spark.peek_reader import PeekFilters, PeekReader
-from spark_mq.spark.schema import read_schema
+from spark_mq import Message, Queue
 from spark_mq.util.clock import to_micros
 
 
@@ -75,57 +69,3 @@ def test_messages_without_a_known_outcome_are_there(spark: Any, settled: Queue) 
     assert [(row["state"], row["outcome"], row["settled_at"]) for row in found] == [
         ("settled", None, None)
     ] * 6
-
-
-def test_filters_leave_out_files(settled: Queue) -> None:
-    options = ReadOptions.parse(
-        {"path": settled.path, "consumerGroup": "billing", "outcomes": "true"}
-    )
-    reader = PeekReader(options, read_schema(False, None, outcomes=True))
-
-    def rows(*filters: Any) -> int:
-        reader.filters = PeekFilters.of(filters)
-        parts: list[Any] = list(reader.partitions())
-        return sum(piece.rows for part in parts for piece, _ in part.pieces)
-
-    assert rows() == 5
-    assert rows(EqualTo(("outcome",), "dead_lettered")) == 1
-    last = max(settled.finished("billing")["settled_at"].to_pylist())
-    assert rows(GreaterThan(("settled_at",), last)) == 0
-
-
-def test_several_queues_are_read_together(settled: Queue, tmp_path: Path) -> None:
-    other = make_queue(tmp_path / "returns")
-    other.publish("a")
-    lease = other.group("billing").lease("w")
-    lease.ack()
-    paths = json.dumps([settled.path, other.path])
-    options = ReadOptions.parse({"path": paths, "consumerGroup": "billing", "outcomes": "true"})
-    schema = read_schema(True, None, outcomes=True)
-    assert schema.names[-3:] == ["queue", "outcome", "settled_at"]
-    reader = PeekReader(options, schema)
-    found = [batch for part in reader.partitions() for batch in reader.read(part)]
-    rows = [row for batch in found for row in batch.to_pylist()]
-    ends = Counter((Path(row["queue"]).name, row["outcome"]) for row in rows)
-    assert ends == {
-        ("orders", "acked"): 4, ("orders", "dead_lettered"): 1, ("returns", "acked"): 1,
-    }  # fmt: skip
-
-
-def test_the_columns_need_the_option(settled: Queue) -> None:
-    options = ReadOptions.parse({"path": settled.path, "consumerGroup": "billing"})
-    with pytest.raises(InvalidSchema, match=r"'outcome' to read.*The option outcomes"):
-        PeekReader(options, read_schema(False, None, outcomes=True))
-
-
-def test_a_stream_refuses_the_option(spark: Any, settled: Queue, tmp_path: Path) -> None:
-    stream = (
-        spark.readStream.format("spark_mq")
-        .options(consumerGroup="billing", outcomes="true")
-        .load(settled.path)
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-    )
-    with pytest.raises(Exception, match=r"outcomes='true' is for spark\.read"):
-        stream.start().awaitTermination(60)

@@ -101,19 +101,6 @@ def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:
 
 
 @pytest.mark.delta
-def test_a_plain_delta_writer_is_a_publisher(spark: Any, stream: Stream, queue: Queue) -> None:
-    """Ids and times that it left out read as the sequence and the commit's time."""
-    df = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")
-    df.write.format("delta").mode("append").save(f"{queue.path}/messages")
-    got: list[Any] = []
-    stream.run(lambda batch, _: got.extend(batch.collect()))
-    (row,) = got
-    assert (bytes(row.value), row.message_id) == (b"plain", str(row.sequence))
-    assert row.published_at is not None
-    assert stream.group.stats().acked == 1
-
-
-@pytest.mark.delta
 @pytest.mark.slow
 def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
     queue.publish(

@@ -1,6 +1,6 @@
 """One stream over several queues, in Spark.
 
-Policies and verdicts on single rows in foreachBatch.
+Also verdicts on single rows in foreachBatch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from support.harness import (
     Sink,
     Stream,
     finish,
-    forget_last_commit,
     make_queue,
     numbered,
     start,
-    values,
 )
 from support.marks import slow
 from support.tables import group_ledger_of
 
 from spark_mq import Queue
-from spark_mq.errors import LeaseLost
 
 
 @pytest.fixture
@@ -115,21 +112,6 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
     assert [int(n) for _, n in sink.batches] == [1, 2]
 
 
-@pytest.mark.slow
-def test_a_batch_over_two_queues_that_dies_lands_once_in_an_idempotent_sink(
-    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
-) -> None:
-    sink = Sink()
-    query = frame(spark, both).writeStream.foreachBatch(each(both, sink.write))
-    finish(start(query, tmp_path / "c"))
-    forget_last_commit(tmp_path / "c")
-    both[0].publish(["006"])
-    again = frame(spark, both).writeStream.foreachBatch(each(both, sink.write))
-    finish(start(again, tmp_path / "c"))
-    assert sink.values == numbered(7)
-    assert [queue.group("g").stats().acked for queue in both] == [4, 3]
-
-
 def test_a_batch_read_of_two_queues_shows_all_messages_with_their_queue(
     spark: Any, both: tuple[Queue, Queue]
 ) -> None:
@@ -145,22 +127,6 @@ def test_a_batch_read_of_two_queues_shows_all_messages_with_their_queue(
     assert sorted((row["queue"], row["state"], row["count"]) for row in found) == sorted(
         (q.path, "unread", 3) for q in both
     )
-
-
-def test_a_group_that_is_not_reported_ends_the_query_with_the_fix(
-    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
-) -> None:
-    one = both[0].group("g").for_each_batch(lambda batch, lease: None)
-    with pytest.raises(StreamingQueryException, match="more_groups="):
-        finish(start(frame(spark, both).writeStream.foreachBatch(one), tmp_path / "c"))
-
-
-@pytest.mark.parametrize("path", ["[]", '["a", "a"]', "[1]", '["a"'])
-def test_a_wrong_list_of_paths_is_refused(spark: Any, path: str) -> None:
-    from pyspark.errors import PySparkException
-
-    with pytest.raises(PySparkException, match="path"):
-        spark.read.format("spark_mq").option("path", path).load().collect()
 
 
 # -- verdicts on single rows
@@ -214,59 +180,3 @@ def test_a_delay_column_overrides_the_backoff_of_a_nack(stream: Stream) -> None:
 
     stream.settle_with(process)
     assert stream.group.stats().delayed == 2
-
-
-# -- policies
-
-
-def test_acked_first_a_batch_is_not_seen_again_though_it_fails(stream: Stream) -> None:
-    stream.queue.publish(numbered(3))
-    during: list[int] = []
-
-    def fail(batch: Any, lease: Any) -> None:
-        during.append(stream.group.stats().acked)
-        raise ValueError("boom")
-
-    stream.run(stream.group.for_each_batch(fail, ack="on_receive"))
-    assert during == [3]
-    assert stream.group.stats().acked == 3
-
-
-@pytest.mark.slow
-def test_acked_first_a_batch_that_others_may_have_by_now_is_not_handed_over(stream: Stream) -> None:
-    stream.queue.publish(numbered(3))
-    handed: list[Any] = []
-    function = stream.group.for_each_batch(lambda batch, lease: handed.append(1), ack="on_receive")
-
-    def late(batch: Any, batch_id: int) -> None:
-        stream.group.seek("earliest")  # the lease is gone
-        function(batch, batch_id)
-
-    with pytest.raises(StreamingQueryException, match=LeaseLost.__name__):
-        stream.run(late)
-    assert handed == []
-
-
-def test_manual_settles_only_what_the_function_does(spark: Any, tmp_path: Path) -> None:
-    queue = make_queue(tmp_path / "queue")
-    queue.publish(numbered(3))
-    stream = Stream(spark, queue, tmp_path / "c", ack="manual")
-
-    def process(batch: Any, lease: Any) -> None:
-        assert values(batch) == numbered(3)
-        lease.ack(batch.where("CAST(value AS STRING) = '001'"))
-
-    stream.run(stream.group.for_each_batch(process, ack="manual"))
-    stats = stream.group.stats()
-    assert (stats.acked, stats.leased) == (1, 2)
-
-
-@pytest.mark.slow
-def test_manual_a_failed_batch_is_settled_by_the_policy(stream: Stream) -> None:
-    stream.queue.publish(numbered(3))
-
-    def fail(batch: Any, lease: Any) -> None:
-        raise ValueError("boom")
-
-    stream.run(stream.group.for_each_batch(fail, on_error="reject", ack="manual"))
-    assert stream.group.stats().dead == 3

@@ -5,33 +5,30 @@ through Python.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from deltalake.transaction import AddAction
 from pyspark.errors import StreamingQueryException
-from support.harness import Stream, configured, finish, make_queue, numbered, start, values
+from support.harness import (
+    Stream,
+    add_foreign_file,
+    configured,
+    finish,
+    make_queue,
+    numbered,
+    start,
+    values,
+)
 from support.marks import slow
-from support.spark_session import plan_of
+from support.spark_session import is_read_by_spark
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.spark import lease_frame as native
-
-
-def by_spark_alone(rows: Any) -> bool:
-    """Whether no step of the plan asks a Python worker: neither for messages nor for what the
-    ledger says of them.
-    """
-    plan = plan_of(rows)
-    return "FileScan parquet" in plan and "Python" not in plan and "ExistingRDD" not in plan
 
 
 def both(
@@ -43,7 +40,7 @@ def both(
     def process(batch: Any, lease: Any) -> None:
         mine = lease.read()
         assert mine.schema.simpleString() == batch.schema.simpleString()
-        assert by_spark_alone(mine) == by_spark
+        assert is_read_by_spark(mine) == by_spark
         seen.append((batch.orderBy("sequence").collect(), mine.orderBy("sequence").collect()))
 
     stream.run(stream.group.for_each_batch(process, on_error="raise", **options))
@@ -51,13 +48,8 @@ def both(
 
 
 def foreign(queue: Queue, name: str, texts: list[str]) -> None:
-    """A file of a foreign writer, with nothing but values, under a name of its own."""
-    path = Path(messages_of(queue).path, name)
-    pq.write_table(pa.table({"value": pa.array([text.encode() for text in texts])}), path)
-    add = AddAction(name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": len(texts)}))
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [add], "append", MESSAGE_SCHEMA, []
-    )
+    values = pa.array([text.encode() for text in texts])
+    add_foreign_file(queue, name, pa.table({"value": values}))
 
 
 def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> None:
@@ -141,30 +133,6 @@ def test_a_batch_of_which_nothing_is_left_reads_as_none(stream: Stream, queue: Q
 
     stream.settle_with(process)
     assert counts == [0]
-
-
-def test_a_batch_that_is_read_by_spark_alone_is_acked_and_repeated_as_any_other(
-    stream: Stream, queue: Queue
-) -> None:
-    queue.publish(numbered(6))
-    stream.options["maxMessagesPerTrigger"] = "3"
-    seen: list[list[tuple[str, int]]] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        seen.append(
-            sorted(
-                (bytes(row.value).decode(), row.delivery_count) for row in lease.read().collect()
-            )
-        )
-        if len(seen) == 2:
-            raise RuntimeError("the driver dies")
-
-    with suppress(StreamingQueryException):
-        stream.settle_with(process)
-    stream.settle_with(process)
-    first, second = ([(text, 1) for text in numbered(6)[at : at + 3]] for at in (0, 3))
-    assert seen == [first, second, [(text, 2) for text, _ in second]]
-    assert stream.group.stats().acked == 6
 
 
 @pytest.mark.slow

@@ -14,15 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from deltalake.transaction import AddAction
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 from support.harness import (
     Sink,
     Stream,
+    add_foreign_file,
     configured,
-    forget_last_commit,
     make_queue,
     numbered,
     until,
@@ -30,12 +28,11 @@ from support.harness import (
 )
 from support.limits import Limits
 from support.marks import slow, slow_but
-from support.spark_session import plan_of
+from support.spark_session import is_read_by_spark
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.spark import SparkMQListener, StreamProgress, lease_frame, private_spark
 
 
@@ -43,12 +40,6 @@ from spark_mq.spark import SparkMQListener, StreamProgress, lease_frame, private
 def small_batches_count(limits: Limits) -> None:
     """Spark also reads the few bytes of a test."""
     limits(plan_bytes=1)
-
-
-def by_spark(rows: Any) -> bool:
-    """Whether Spark's Parquet reader gives the rows, and no Python."""
-    shown = plan_of(rows)
-    return "FileScan parquet" in shown and "Python" not in shown and "ExistingRDD" not in shown
 
 
 class Both:
@@ -67,7 +58,7 @@ class Both:
 
     def _process(self, batch: Any, lease: Any) -> None:
         assert batch.schema == self._own.schema
-        self.by_spark.append(by_spark(batch))
+        self.by_spark.append(is_read_by_spark(batch))
         self.batches.append(batch.collect())
         self.through_python.append(self._own.collect())
 
@@ -169,7 +160,7 @@ def test_a_caller_that_changes_the_batch_keeps_its_change(stream: Stream, queue:
     queue.publish(numbered(6))
     seen: list[tuple[list[str], bool]] = []
     each = stream.group.for_each_batch(
-        lambda batch, lease: seen.append((values(batch), by_spark(batch))), on_error="raise"
+        lambda batch, lease: seen.append((values(batch), is_read_by_spark(batch))), on_error="raise"
     )
     stream.run(
         lambda batch, n: each(batch.where("CAST(value AS STRING) >= '003'").localCheckpoint(), n)
@@ -231,23 +222,6 @@ def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
     ] == [4] * 4
 
 
-@pytest.mark.slow
-def test_returned_failures_are_settled_and_the_rest_is_acked(stream: Stream, queue: Queue) -> None:
-    queue.publish(numbered(10))
-    fast: list[bool] = []
-
-    def process(batch: Any, lease: Any) -> Any:
-        fast.append(by_spark(batch))
-        lease.reject(batch.where("CAST(value AS STRING) < '002'"), error="never")
-        return batch.where("CAST(value AS STRING) = '009'").selectExpr(
-            "sequence", "'reject' AS outcome", "'late' AS error"
-        )
-
-    stream.settle_with(process)
-    assert fast == [True]
-    assert (stream.group.stats().acked, stream.group.stats().dead) == (7, 3)
-
-
 def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
     stream: Stream, queue: Queue
 ) -> None:
@@ -257,7 +231,7 @@ def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
     dying: Iterator[bool] = iter([False, True])
 
     def process(batch: Any, lease: Any) -> None:
-        fast.append(by_spark(batch))
+        fast.append(is_read_by_spark(batch))
         sink.write(batch, lease)
         if next(dying, False):
             raise RuntimeError("the driver dies")
@@ -270,24 +244,8 @@ def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
     assert stream.group.stats().acked == 6
 
 
-@pytest.mark.slow
-def test_a_replay_of_a_settled_batch_hands_nothing_over(stream: Stream, queue: Queue) -> None:
-    queue.publish(numbered(3))
-    seen: list[list[str]] = []
-    stream.settle_with(lambda batch, lease: seen.append(values(batch)))
-    forget_last_commit(stream.checkpoint)
-    stream.settle_with(lambda batch, lease: seen.append(values(batch)))
-    assert [rows for rows in seen if rows] == [numbered(3)]
-    assert stream.group.stats().acked == 3
-
-
 def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> None:
-    path = Path(messages_of(queue).path, "foreign.parquet")
-    pq.write_table(pa.table({"value": pa.array([b"x", b"", b"z"])}), path)
-    add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 3}))
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [add], "append", MESSAGE_SCHEMA, []
-    )
+    add_foreign_file(queue, "foreign.parquet", pa.table({"value": [b"x", b"", b"z"]}))
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [True]
@@ -302,13 +260,9 @@ def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
     stream: Stream, queue: Queue, kind: str
 ) -> None:
     """Spark refuses nanoseconds, and takes instants without a zone for others."""
-    path = Path(messages_of(queue).path, "foreign.parquet")
     times = pa.array([datetime(2024, 1, 1, tzinfo=UTC)] * 2).cast(pa.timestamp(kind))
-    pq.write_table(pa.table({"value": pa.array([b"x", b"y"]), "published_at": times}), path)
-    add = AddAction(path.name, path.stat().st_size, {}, 0, True, json.dumps({"numRecords": 2}))
-    DeltaTable(messages_of(queue).path).create_write_transaction(
-        [add], "append", MESSAGE_SCHEMA, []
-    )
+    rows = pa.table({"value": [b"x", b"y"], "published_at": times})
+    add_foreign_file(queue, "foreign.parquet", rows)
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [False]
@@ -378,7 +332,7 @@ def test_the_listener_counts_the_rows_that_spark_reads(
     listener = SparkMQListener(seen.append)
     spark.streams.addListener(listener)
     try:
-        query = stream.settle_with(lambda batch, lease: fast.append(by_spark(batch)))
+        query = stream.settle_with(lambda batch, lease: fast.append(is_read_by_spark(batch)))
         until(lambda: len(seen) >= 2, "the listener has both batches")
     finally:
         spark.streams.removeListener(listener)

@@ -7,12 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, TableFeatures, write_deltalake
 from pyspark.sql import functions as F
 from support.harness import Stream, make_queue, numbered, versions
-from support.tables import context_of, messages_of
+from support.tables import context_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
@@ -62,12 +60,6 @@ def test_a_missing_group_ends_a_query_that_must_not_create_it(
     assert filled.group("billing").stats().acked == 3
 
 
-@pytest.mark.parametrize("kind", ["read", "readStream"])
-def test_a_read_without_a_path_is_refused(spark: Any, kind: str) -> None:
-    with pytest.raises(Exception, match=r"option 'path' is missing.*load\(path\)"):
-        getattr(spark, kind).format("spark_mq").load()
-
-
 def run(stream: Stream) -> None:
     stream.run(lambda batch, _: None)
 
@@ -92,42 +84,6 @@ def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path:
         with pytest.raises(Exception, match="QueueNotFound"):
             call()
     assert not Path(path).exists()
-
-
-def test_a_path_that_holds_another_kind_of_table_is_refused(spark: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "table")
-    write_deltalake(path, pa.table({"value": ["x"]}))
-    before = sorted(Path(path).rglob("*"))
-    stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    context_of(stream.queue).path = path
-    with pytest.raises(Exception, match=r"NotAQueue.*itself a Delta table"):
-        run(stream)
-    with pytest.raises(Exception, match="NotAQueue"):
-        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode(
-            "append"
-        ).save(path)
-    assert sorted(Path(path).rglob("*")) == before
-
-
-def test_a_table_feature_that_is_not_supported_is_refused_by_name(
-    stream: Stream, filled: Queue
-) -> None:
-    table = DeltaTable(messages_of(filled).path)
-    table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
-    files = sorted(Path(filled.path).rglob("*"))
-    with pytest.raises(Exception, match=r"UnsupportedTable.*deletionVectors"):
-        run(stream)
-    assert sorted(Path(filled.path).rglob("*")) == files
-
-
-def test_two_attempts_are_too_few_for_a_stream(spark: Any, tmp_path: Path) -> None:
-    queue = make_queue(tmp_path / "queue", max_delivery_attempts=2)
-    queue.publish("a")
-    before = versions(queue)
-    with pytest.raises(Exception, match=r"cannot be read by a stream: its max_delivery_attempts=2"):
-        run(Stream(spark, queue, tmp_path / "checkpoint"))
-    assert versions(queue) == before
-    assert queue.groups() == []
 
 
 @pytest.mark.parametrize(
@@ -169,16 +125,6 @@ WRITES = {
         ["CAST(id AS STRING) AS valu"],
         {},
         ("InvalidSchema", "no column 'value'", "rename 'valu'"),
-    ),
-    "a value of another type": (
-        ["id AS value"],
-        {},
-        ("InvalidSchema", "bigint, not string or binary", "cast"),
-    ),
-    "a column that no message has": (
-        ["'x' AS value", "id AS nonsense"],
-        {},
-        ("InvalidSchema", "'nonsense'"),
     ),
     "a misspelt option": (
         ["'x' AS value"],

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
-from support.harness import Stream, make_queue, numbered, values, versions
+from support.harness import Stream, make_queue, numbered, values
 
 from spark_mq.errors import InvalidOption
 
@@ -79,25 +78,3 @@ def test_a_union_without_for_each_batch_is_acked_on_commit(pair: tuple[Stream, S
     one.run(lambda batch, _: rows.extend(values(batch)), frame=one.frame().union(two.frame()))
     assert sorted(rows) == numbered(6)
     assert (one.group.stats().acked, two.group.stats().acked) == (3, 3)
-
-
-@pytest.mark.parametrize("wrong", ["another queue's", "another group"])
-def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(
-    pair: tuple[Stream, Stream], wrong: str
-) -> None:
-    """Its nack would settle nothing, and the source's ack would then ack what failed."""
-    one, two = pair
-    group = two.group if wrong == "another queue's" else one.queue.group("other").ensure()
-    before = versions(two.queue)
-    called: list[int] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        called.append(1)
-        raise ValueError("would be acked")
-
-    with pytest.raises(StreamingQueryException, match="InvalidOption") as caught:
-        one.run(group.for_each_batch(process, on_error="nack"))
-    assert "use the path and consumerGroup of the stream" in str(caught.value)
-    assert called == []
-    assert one.group.stats().acked == 0
-    assert versions(two.queue) == before

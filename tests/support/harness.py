@@ -12,10 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+
 from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from support.tables import context_of
+from spark_mq.parquet.schema import MESSAGE_SCHEMA
+from support.tables import context_of, messages_of
 
 if TYPE_CHECKING:
     from spark_mq.spark.stream_reader import LeaseReader
@@ -36,6 +42,19 @@ def make_queue(path: Path | str, **settings: Any) -> Queue:
         "durable": False,
     }
     return Queue.create(path, **{**quick, **settings})
+
+
+def busy_queue(path: Path) -> Queue:
+    """Make five files of two messages. Of the first one was rejected, and one is acked."""
+    queue = make_queue(path, retry_delay="15m")
+    for n in range(5):
+        queue.publish([f"{n}a", f"{n}b"])
+    group = queue.group("billing")
+    lease = group.lease("worker-1", max_messages=2)
+    lease.reject([lease.messages[0].sequence], error="no customer")
+    lease.ack()
+    assert group.lease("worker-2", max_messages=2) is not None
+    return queue
 
 
 def storage_options(queue: Queue) -> dict[str, str]:
@@ -229,3 +248,13 @@ def values(batch: Any) -> list[str]:
 
 def numbered(count: int) -> list[str]:
     return [f"{i:03}" for i in range(count)]
+
+
+def add_foreign_file(queue: Queue, name: str, rows: pa.Table) -> None:
+    """Publish rows as a foreign writer does, with a name and columns of its own."""
+    table = messages_of(queue).path
+    path = Path(table, name)
+    pq.write_table(rows, path)
+    statistics = json.dumps({"numRecords": rows.num_rows})
+    add = AddAction(name, path.stat().st_size, {}, 0, True, statistics)
+    DeltaTable(table).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])

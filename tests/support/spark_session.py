@@ -15,12 +15,18 @@ from support.marks import without_delta
 from support.processes import SPAWN
 from support.stores import STORES
 
-__all__ = ["new_session", "plan_of", "s3_settings", "spark"]
+__all__ = ["is_read_by_spark", "new_session", "plan_of", "s3_settings", "spark"]
 
 
 def plan_of(rows: Any) -> str:
     """Return the physical plan of a DataFrame."""
     return str(rows._jdf.queryExecution().executedPlan().toString())
+
+
+def is_read_by_spark(rows: Any) -> bool:
+    """Return whether Spark's Parquet reader gives rows, and no step of the plan asks Python."""
+    plan = plan_of(rows)
+    return "FileScan parquet" in plan and "Python" not in plan and "ExistingRDD" not in plan
 
 
 def s3_settings(options: Mapping[str, str]) -> dict[str, str]:

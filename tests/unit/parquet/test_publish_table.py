@@ -82,3 +82,15 @@ def test_other_types_are_refused_as_before() -> None:
     for name, kind in (("key", "int"), ("headers", "array<string>"), ("message_id", "binary")):
         with pytest.raises(InvalidSchema, match=f"column '{name}' is {kind}".replace("<", ".")):
             check_publishable({"value": "string", name: kind})
+    with pytest.raises(InvalidSchema, match="bigint, not string or binary: cast it"):
+        check_publishable({"value": "bigint"})
+
+
+def test_a_priority_is_a_whole_number_from_0_to_9() -> None:
+    for kind in ("double", "string", "boolean", "decimal(3,0)"):
+        with pytest.raises(InvalidSchema, match=r"column 'priority' is .*, not int: cast it"):
+            check_publishable({"value": "string", "priority": kind})
+    for wrong in (-1, 10, 5_000_000_000):
+        rows = pa.table({"value": ["x", "y"], "priority": pa.array([0, wrong], pa.int64())})
+        with pytest.raises(InvalidSchema, match=f"'priority' has the value {wrong}: give whole"):
+            to_publish(rows, 0)

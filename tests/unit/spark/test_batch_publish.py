@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,8 +30,8 @@ def write(queue: Queue, producer: SinkProducer) -> bool:
     return producer.commit(log, PendingPublish(log.files, [pa.table({"value": [b"a"]})]))
 
 
-def producer(publisher: BatchPublisher, number: str = "1") -> SinkProducer:
-    options = publisher.options(STREAM, number)
+def producer(publisher: BatchPublisher, number: str = "1", stream: str = STREAM) -> SinkProducer:
+    options = publisher.options(stream, number)
     found = SinkProducer.parse({name.lower(): value for name, value in options.items()})
     assert found is not None
     return found
@@ -43,7 +44,8 @@ def test_a_replay_is_skipped_and_a_second_write_of_a_run_is_an_error(queue: Queu
         write(queue, producer(first))
     assert not write(queue, producer(replay))
     assert write(queue, producer(replay, "2"))
-    assert queue.group("look").ensure().stats().ready == 2
+    assert write(queue, producer(replay, stream=str(uuid.uuid4())))
+    assert queue.group("look").ensure().stats().ready == 3
 
 
 def test_a_call_of_a_driver_that_failed_may_be_repeated(queue: Queue) -> None:

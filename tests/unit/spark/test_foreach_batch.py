@@ -15,15 +15,22 @@ import pytest
 from support.byte_store import ByteStore, Call
 from support.tables import group_ledger_of, messages_of
 
-from spark_mq import Queue
-from spark_mq.errors import InvalidHandlerResult, InvalidOption, StorageError
+from spark_mq import ConsumerGroup, Queue
+from spark_mq.errors import (
+    InvalidHandlerResult,
+    InvalidOption,
+    InvalidSchema,
+    LeaseLost,
+    StorageError,
+    StreamFenced,
+)
 from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.spark import ack, lease_frame, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.offset import stream_id_in_queue
 from spark_mq.streaming.source import StreamOptions, StreamSource
-from spark_mq.testing import memory_queue
+from spark_mq.testing import ManualClock, memory_queue
 
 BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])
 
@@ -42,14 +49,16 @@ def source_of(queue: Queue) -> StreamSource:
     )
 
 
-def function_of(queue: Queue, process: Any, found: Any, **options: Any) -> Any:
+def function_of(
+    queue: Queue, process: Any, found: Any, group: ConsumerGroup | None = None, **options: Any
+) -> Any:
     """Return a function for foreachBatch. Its batches have a lease, or what `found` returns."""
 
     def find(_: Any) -> BatchLeases:
         batch = found() if callable(found) else found
         return batch if isinstance(batch, BatchLeases) else BatchLeases([batch.lease_id], True)
 
-    each: Any = queue.group().for_each_batch(process, **options)
+    each: Any = (group or queue.group()).for_each_batch(process, **options)
     each._finder = SimpleNamespace(find=find)
     return each
 
@@ -88,10 +97,6 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     queue.publish(["a", "b"])
     taken = queue.group().lease("w", max_messages=2)
     assert taken is not None
-
-    def fail(batch: Any, lease: Any) -> None:
-        raise ValueError("boom")
-
     each = function_of(queue, fail, taken)
     caplog.set_level("INFO")
     each(BATCH, 0)
@@ -315,3 +320,159 @@ def test_a_second_query_is_refused_while_the_first_has_a_batch(queue: Queue) -> 
     each = function_of(queue, process, taken)
     each(batch_of("a", "a-1"), 0)
     assert len(refused) == 1
+
+
+# -- what becomes of a batch
+
+
+def fail(batch: Any, lease: Any) -> None:
+    raise ValueError("boom")
+
+
+class ApiError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("there is no response")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (SystemExit(0), "RuntimeError: process raised SystemExit: 0"),
+        (ApiError(), "ApiError: (ApiError without a text: its str() raised AttributeError)"),
+    ],
+    ids=["exit", "no text"],
+)
+def test_what_would_end_the_driver_settles_the_batch_as_any_error(
+    queue: Queue, wrong: BaseException, text: str
+) -> None:
+    def process(batch: Any, lease: Any) -> None:
+        raise wrong
+
+    queue.publish("a")
+    function_of(queue, process, queue.group().lease("w"))(BATCH, 0)
+    (left,) = group_ledger_of(queue.group()).current()
+    assert (left.state, left.error) == ("available", text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "on_error"), [(SystemExit(0), "raise"), (KeyboardInterrupt(), "nack")]
+)
+def test_an_exit_or_interrupt_of_the_function_ends_the_query_with_an_error(
+    queue: Queue, wrong: BaseException, on_error: str
+) -> None:
+    def process(batch: Any, lease: Any) -> None:
+        raise wrong
+
+    queue.publish("a")
+    each = function_of(queue, process, queue.group().lease("w"), on_error=on_error)
+    with pytest.raises(RuntimeError, match=f"process raised {type(wrong).__name__}"):
+        each(BATCH, 0)
+
+
+def test_batches_that_fail_open_the_breaker() -> None:
+    queue = memory_queue(clock_skew=0, retry_delay="10s", breaker_threshold=2)
+    queue.publish(["a", "b", "c"])
+    each = function_of(queue, fail, lambda: queue.group().lease("w"))
+    for number in range(2):
+        each(BATCH, number)
+    stats = queue.group().stats()
+    assert (stats.breaker, stats.unread, stats.dead, stats.leased) == ("open", 1, 0, 0)
+    assert "2 leases failed in a row" in stats.blocked_because
+    assert "boom" in stats.blocked_because
+
+
+def test_with_manual_a_batch_that_failed_is_settled_by_the_policy(queue: Queue) -> None:
+    queue.publish("a")
+    taken = queue.group().lease("w")
+    function_of(queue, fail, taken, on_error="reject", ack="manual")(BATCH, 0)
+    assert queue.group().stats().dead == 1
+
+
+def test_acked_first_a_batch_is_not_seen_again_though_it_fails(queue: Queue) -> None:
+    queue.publish("a")
+    during: list[int] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        during.append(queue.group().stats().acked)
+        raise ValueError("boom")
+
+    function_of(queue, process, queue.group().lease("w"), ack="on_receive")(BATCH, 0)
+    assert (during, queue.group().stats().acked) == ([1], 1)
+
+
+def test_acked_first_a_batch_that_others_may_have_by_now_is_not_handed_over(queue: Queue) -> None:
+    queue.publish("a")
+    taken, handed = queue.group().lease("w"), list[Any]()
+    queue.group().seek("earliest")  # the lease is gone
+    each = function_of(queue, lambda batch, lease: handed.append(1), taken, ack="on_receive")
+    with pytest.raises(LeaseLost, match="expired before its messages were handed over"):
+        each(BATCH, 0)
+    assert handed == []
+
+
+def test_invalid_values_need_the_column_of_their_error(queue: Queue) -> None:
+    queue.publish("a")
+    taken, handed = queue.group().lease("w"), list[Any]()
+    each = function_of(
+        queue, lambda batch, lease: handed.append(1), taken, on_error="raise", invalid="reject"
+    )
+    with pytest.raises(InvalidSchema, match="Read with the option valueSchema"):
+        each(BATCH, 0)
+    stats = queue.group().stats()
+    assert (handed, stats.acked, stats.dead, stats.leased) == ([], 0, 0, 1)
+
+
+def test_ack_first_cannot_reject_what_it_has_acked(queue: Queue) -> None:
+    wrong = "invalid='reject' cannot be used with ack='on_receive'"
+    with pytest.raises(InvalidOption, match=wrong):
+        queue.group().for_each_batch(fail, ack="on_receive", invalid="reject")
+
+
+# -- batches of others
+
+
+@pytest.mark.parametrize("wrong", ["another queue's", "another group"])
+def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(
+    queue: Queue, wrong: str
+) -> None:
+    """Its nack would settle nothing, and the source's ack would then ack what failed."""
+    queue.publish("a")
+    plan, called = source_of(queue).lease(str(uuid.uuid4()), 1), list[int]()
+    group = memory_queue().group() if wrong == "another queue's" else queue.group("other")
+    each = function_of(queue, lambda batch, lease: called.append(1), plan, group=group.ensure())
+    with pytest.raises(InvalidOption, match=r"use the path and consumerGroup.*more_groups="):
+        each(BATCH, 0)
+    assert called == []
+    assert queue.group().stats().leased == 1
+
+
+def test_a_batch_that_a_successor_took_over_ends_the_query_and_settles_nothing(
+    queue: Queue,
+) -> None:
+    queue.publish("a")
+    stream, frozen, successor = str(uuid.uuid4()), source_of(queue), source_of(queue)
+
+    def process(batch: Any, lease: Any) -> None:
+        successor.replay(stream, 1)
+
+    each = function_of(queue, process, frozen.lease(stream, 1))
+    with pytest.raises(StreamFenced, match="was taken over by another driver"):
+        each(BATCH, 1)
+    stats = queue.group().stats()
+    assert (stats.leased, stats.acked) == (1, 0)
+
+
+def test_a_batch_whose_messages_others_have_by_now_ends_no_query() -> None:
+    clock = ManualClock()
+    queue = memory_queue(clock, clock_skew=0)
+    queue.publish("a")
+    plan, others = source_of(queue).lease(str(uuid.uuid4()), 1), list[Any]()
+
+    def process(batch: Any, lease: Any) -> None:
+        clock.advance("2h")
+        others.append(queue.group().lease("other"))
+
+    function_of(queue, process, plan)(BATCH, 1)
+    assert queue.group().stats().leased == 1
+    assert [message.delivery_count for message in others[0].messages] == [2]
+    assert others[0].ack().settled == 1

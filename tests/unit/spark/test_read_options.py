@@ -9,6 +9,8 @@ import pytest
 from spark_mq import GroupSettings
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.options import ReadOptions, WriteOptions
+from spark_mq.spark.schema import READ_SCHEMA
+from spark_mq.spark.stream_reader import LeaseReader
 from spark_mq.streaming.source import check_attempts
 
 
@@ -57,6 +59,9 @@ def test_a_path_that_nobody_means_is_refused(path: str) -> None:
         ({"ack": "on_receive"}, ["ack='on_receive' needs foreachBatch", "give it to for_each_b"]),
         ({"startingPosition": "yesterday"}, ["startingPosition='yesterday'", "earliest"]),
         ({"path": '["a", "a"]'}, ["path=", "twice"]),
+        ({"path": "[]"}, ["path='[]' is not a list of paths"]),
+        ({"path": "[1]"}, ["path='[1]' is not a list of paths"]),
+        ({"path": '["a"'}, ["is not a list of paths"]),
         ({"createGroup": "no"}, ["createGroup='no'", "true, false"]),
         ({"failOnDataLoss": "perhaps"}, ["failOnDataLoss='perhaps'", "true, false"]),
         ({"outcomes": "yes", "consumerGroup": "g"}, ["outcomes='yes' is not valid: use one of"]),
@@ -86,3 +91,29 @@ def test_a_stream_needs_three_attempts(attempts: int | None, good: bool) -> None
     else:
         with pytest.raises(InvalidOption, match="Set 3 or more"):
             check_attempts("g", settings)
+
+
+def test_the_limits_of_a_batch_reach_the_stream() -> None:
+    given = {"path": "/q", "maxMessagesPerTrigger": "7", "maxBytesPerTrigger": "64m"}
+    stream = ReadOptions.parse(given).stream
+    assert (stream.max_messages, stream.max_bytes) == (7, 64 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"producerId": "p"}, "producerId needs 'producerSequence' too"),
+        ({"producerId": "p", "producerSequence": "-1"}, "producerSequence='-1' is not a number"),
+        ({"producerId": "a b", "producerSequence": "1"}, "producerId='a b'"),
+        ({"pth": "p"}, "did you mean 'path'"),
+    ],
+)
+def test_a_refused_option_of_the_sink_is_named(given: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        WriteOptions.parse({"path": "/q", **given})
+
+
+def test_a_stream_refuses_to_read_outcomes() -> None:
+    given = {"path": "/q", "consumerGroup": "g", "outcomes": "true"}
+    with pytest.raises(InvalidOption, match=r"outcomes='true' is for spark\.read"):
+        _ = LeaseReader(given, READ_SCHEMA).options

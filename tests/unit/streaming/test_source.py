@@ -413,7 +413,7 @@ def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) ->
     dead = Runner(queue)
     first = dead.begun()
     queue.publish("later: a replay leases nothing again")
-    successor = Runner(queue, dead.checkpoint)
+    successor = Runner(queue, dead.checkpoint, max_messages=1)  # limits are for new batches
     plan = successor.plan()
     assert sequences(plan) == sequences(first) == list(receipt.sequences)
     assert deliveries(plan) == {2}
@@ -1068,7 +1068,10 @@ def test_a_batch_is_replayed_while_its_group_is_paused(clock: ManualClock) -> No
     second = Runner(queue, first.checkpoint)
     assert len(sequences(second.plan())) == 9
     second.commit()
+    queue.publish("more")
     assert not second.offer()
+    queue.group("g").resume()
+    assert second.offer()
     assert queue.group("g").stats().acked == 9
 
 

@@ -1,0 +1,207 @@
+"""What a batch read gives to Spark, and what it leaves unread for the filters of a query."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
+from support.handles import again, housekeep
+from support.harness import busy_queue, make_queue
+from support.tables import ledgers_of
+
+from spark_mq import InvalidSchema, Message, Queue
+from spark_mq.ledger.ranges import Range
+from spark_mq.operations import history
+from spark_mq.spark.options import ReadOptions
+from spark_mq.spark.peek_reader import PeekFilters, PeekReader
+from spark_mq.spark.schema import read_schema
+from spark_mq.testing import ManualClock
+
+
+def reader_of(queue: Queue, *filters: Any, outcomes: bool = False) -> PeekReader:
+    """Return a reader that Spark has given some filters."""
+    given = {"path": queue.path, "consumerGroup": "billing", "outcomes": str(outcomes)}
+    reader = PeekReader(ReadOptions.parse(given), read_schema(False, outcomes=outcomes))
+    assert list(reader.pushFilters(list(filters))) == list(filters), "Spark applies all of them"
+    return reader
+
+
+def rows_read(queue: Queue, *filters: Any, outcomes: bool = False) -> int:
+    """Return the number of rows that tasks would read."""
+    parts: list[Any] = list(reader_of(queue, *filters, outcomes=outcomes).partitions())
+    return sum(piece.rows for part in parts for piece, _ in part.pieces)
+
+
+def test_filters_leave_out_what_cannot_match(tmp_path: Path) -> None:
+    busy = busy_queue(tmp_path / "orders")
+    assert rows_read(busy) == 10
+    assert rows_read(busy, EqualTo(("state",), "leased")) == 2
+    assert rows_read(busy, In(("state",), ("leased", "dead"))) == 3
+    assert rows_read(busy, GreaterThan(("sequence",), 4 << 32)) == 3
+    assert rows_read(busy, EqualTo(("sequence",), 4 << 32)) == 1
+    assert rows_read(busy, EqualTo(("state",), "acked")) == 1
+    assert rows_read(busy, EqualTo(("state",), "dead_lettered")) == 0
+    assert rows_read(busy, EqualTo(("lease_id",), "unknown")) == 0
+    assert rows_read(busy, LessThanOrEqual(("sequence",), 2 << 32)) == 3
+    assert rows_read(busy, EqualTo(("value", "state"), "leased")) == 10
+    assert rows_read(busy, Not(EqualTo(("state",), "leased"))) == 10
+    late = datetime(2100, 1, 1, tzinfo=UTC)
+    assert rows_read(busy, GreaterThan(("lease_expires_at",), late)) == 0
+    assert rows_read(busy, GreaterThan(("lease_expires_at",), late.replace(tzinfo=None))) == 10
+
+
+def test_an_empty_list_of_sequences_wants_nothing() -> None:
+    wanted = PeekFilters.of([In(("sequence",), ())])
+    assert not wanted.keep(Range(0, 5, "unread", message_count=6))
+
+
+# -- messages that have ended
+
+
+ENDED = {
+    "acked": (1, 0, None, None),
+    "dead_lettered": (2, 1, "rejected", "no customer"),
+    "dropped": (1, 0, "requested", None),
+    "skipped": (0, 0, None, None),
+    "expired": (0, 0, None, None),
+}
+"""The deliveries, failures, reason and error of a message that ended in each way."""
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Queue:
+    """A queue with a message for each outcome, and two that are waiting and unread."""
+    clock = ManualClock(datetime.now(UTC))
+    queue = make_queue(tmp_path / "orders", clock=clock, retry_delay=0)
+    group = queue.group("billing")
+    for name in ("acked", "dead_lettered", "dropped"):
+        queue.publish(name)
+    lease = group.lease("w", max_messages=3)
+    acked, bad, dropped = (message.sequence for message in lease.messages)
+    lease.nack([bad], error="first")
+    lease.ack([acked])
+    group.discard([dropped], force=True)
+    retried = group.lease("w")
+    retried.reject(error="no customer")
+    queue.sweep()  # a seek skips messages that are dead, too
+    queue.publish(Message("expired", expires_at=timedelta(seconds=5)))
+    clock.advance("1m")
+    group.expire()
+    queue.publish("skipped")
+    group.seek("latest")
+    queue.publish(["available", "unread"])
+    held = group.lease("w")
+    held.nack(delay="1h")
+    return queue
+
+
+COLUMNS = ("state", "delivery_count", "failure_count", "reason", "error")
+
+
+def seen(queue: Queue, *filters: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the state of each message by its value, with the counts, the reason and the error."""
+    reader = reader_of(queue, *filters)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return {
+        row["value"].decode(): tuple(row[name] for name in COLUMNS)
+        for batch in batches
+        for row in batch.to_pylist()
+        if all(_holds(wanted, row[wanted.attribute[0]]) for wanted in filters)
+    }
+
+
+def _holds(wanted: Any, value: Any) -> bool:
+    """Apply a filter, as Spark does to all rows that it gets."""
+    return value in wanted.value if isinstance(wanted, In) else value == wanted.value
+
+
+def test_a_read_shows_how_each_message_ended_also_once_a_sweep_has_cleaned(ended: Queue) -> None:
+    expected = {name: (name, *kept) for name, kept in ENDED.items()}
+    expected["available"] = ("available", 1, 1, None, None)
+    expected["unread"] = ("unread", 0, 0, None, None)
+    for _ in range(2):
+        assert seen(ended) == expected
+        for state in ENDED:
+            assert seen(ended, EqualTo(("state",), state)) == {state: expected[state]}
+        two = ("dropped", "skipped")
+        assert seen(ended, In(("state",), two)).keys() == set(two)
+        assert seen(ended, EqualTo(("error",), "no customer")).keys() == {"dead_lettered"}
+        assert seen(ended, EqualTo(("state",), "settled")) == {}
+        # A sweep archives the events. Its cleaning drops the commits that had them.
+        for _ in range(20):
+            ended.group("other").configure(max_in_flight=1)
+            ended.group("other").configure(max_in_flight=2)
+        housekeep(ended, keep_versions=1, keep_seconds=0)
+    assert list(ledgers_of(again(ended)).commits(1, 10)) == []
+    assert rows_read(ended, EqualTo(("state",), "dead_lettered")) == 1
+    assert rows_read(ended, EqualTo(("state",), "acked")) == 1
+    assert rows_read(ended) == 7
+
+
+def test_a_seek_back_makes_ended_messages_unread_again(ended: Queue) -> None:
+    ended.group("billing").seek("earliest")
+    first = ended.group("billing").lease("w")
+    first.ack()
+    shown = seen(ended)
+    assert shown["acked"][:2] == ("acked", 1)
+    assert {shown[name][0] for name in ("dead_lettered", "dropped", "skipped")} == {"unread"}
+
+
+def test_a_group_of_the_same_name_does_not_show_the_ends_of_the_one_before(ended: Queue) -> None:
+    ended.sweep()
+    ended.drop_group("billing")
+    ended.group("billing", start="latest").ensure()
+    assert {state for state, *_ in seen(ended).values()} == {"settled"}
+
+
+def test_the_history_is_read_only_for_messages_that_may_have_ended(
+    ended: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    real = history.read_group_history
+
+    def read(group: Any, columns: Any) -> Any:
+        looks.append(group.name)
+        return real(group, columns)
+
+    monkeypatch.setattr(history, "read_group_history", read)
+    assert rows_read(ended, In(("state",), ("leased", "available", "unread"))) == 2
+    assert rows_read(ended, EqualTo(("worker_id",), "w")) == 0
+    assert looks == []
+    rows_read(ended, EqualTo(("state",), "acked"))
+    assert looks == ["billing"]
+
+
+# -- the option outcomes
+
+
+def test_filters_of_outcomes_leave_out_files(ended: Queue) -> None:
+    assert rows_read(ended, outcomes=True) == 5
+    assert rows_read(ended, EqualTo(("outcome",), "dead_lettered"), outcomes=True) == 1
+    last = max(ended.finished("billing")["settled_at"].to_pylist())
+    assert rows_read(ended, GreaterThan(("settled_at",), last), outcomes=True) == 0
+
+
+def test_the_outcomes_of_several_queues_are_read_together(tmp_path: Path) -> None:
+    queues = [make_queue(tmp_path / name) for name in ("orders", "returns")]
+    for queue in queues:
+        queue.publish("a")
+        queue.group("billing").lease("w").ack()
+    paths = json.dumps([queue.path for queue in queues])
+    options = ReadOptions.parse({"path": paths, "consumerGroup": "billing", "outcomes": "true"})
+    schema = read_schema(True, outcomes=True)
+    assert schema.names[-3:] == ["queue", "outcome", "settled_at"]
+    reader = PeekReader(options, schema)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    ends = [(row["queue"], row["outcome"]) for batch in batches for row in batch.to_pylist()]
+    assert sorted(ends) == sorted((queue.path, "acked") for queue in queues)
+
+
+def test_the_columns_of_outcomes_need_the_option(tmp_path: Path) -> None:
+    options = ReadOptions.parse({"path": str(tmp_path), "consumerGroup": "billing"})
+    with pytest.raises(InvalidSchema, match=r"'outcome' to read.*The option outcomes"):
+        PeekReader(options, read_schema(False, outcomes=True))
