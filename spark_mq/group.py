@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, SupportsIndex, Unpack
 
-from spark_mq.errors import InvalidOption
 from spark_mq.inspect.views import GroupViews
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
@@ -43,7 +42,7 @@ from spark_mq.streaming.group_streams import GroupStreams
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.user import acting_by_default, identify_worker, worker_name
 from spark_mq.util.validation import (
-    short_repr,
+    invalid,
     validate_choice,
     validate_count,
     validate_duration,
@@ -655,12 +654,8 @@ def _served(
         more = [(other, handler) for other in more_groups]
     for other, _ in more:
         if not isinstance(other, ConsumerGroup):
-            raise InvalidOption(
-                f"more_groups={short_repr(other)} is not a group: give groups, or "
-                "{group: handler}",
-                option="more_groups",
-                value=other,
-            )
+            why = "is not a group: give groups, or {group: handler}"
+            raise invalid("more_groups", other, why)
     return [(served._ledger, each) for served, each in [(group, handler), *more]]
 
 

@@ -178,6 +178,12 @@ class LogFingerprint(NamedTuple):
     path: str
 
 
+_STORED_FIELDS: Final = (
+    "leases_without_fresh", "counters", "settings", "log_fingerprints", "last_sink_write",
+    "rate_full_at", "byte_rate_full_at", "rate_noted_at", "fair_time", "happened",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
     """The state of a ledger that belongs to no range. The store keeps it in the header row."""
@@ -205,20 +211,8 @@ class LedgerHeader:
 
     def to_json(self) -> str:
         """Return the fields without a column of their own as JSON."""
-        data = {
-            "leases_without_fresh": self.leases_without_fresh,
-            "counters": self.counters,
-            "settings": self.settings,
-            "skipped": self.skipped_intervals,
-            "log_fingerprints": self.log_fingerprints,
-            "breaker": self.breaker.to_stored(),
-            "last_sink_write": self.last_sink_write,
-            "rate_full_at": self.rate_full_at,
-            "byte_rate_full_at": self.byte_rate_full_at,
-            "rate_noted_at": self.rate_noted_at,
-            "fair_time": self.fair_time,
-            "happened": self.happened,
-        }
+        data = {name: getattr(self, name) for name in _STORED_FIELDS}
+        data |= {"skipped": self.skipped_intervals, "breaker": self.breaker.to_stored()}
         return json.dumps(data, sort_keys=True)
 
 

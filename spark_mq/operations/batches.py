@@ -24,7 +24,7 @@ from spark_mq.operations.history import OUTCOMES, last_ends, read_group_history
 from spark_mq.storage.stored_batches import BATCHES, StoredBatch
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.validation import validate_name
+from spark_mq.util.validation import invalid, validate_name
 
 _MAX_ALL_BYTES: Final = 2**20  # of all entries, because each change writes them all
 UNKNOWN: Final = "unknown"  # settled, and no outcome is known
@@ -91,12 +91,11 @@ def close_batch(
             value=name,
         )
     if open_target(context, to).settings.is_dead_letter_queue:
-        raise InvalidOption(
-            f"to={to!r} is a dead-letter queue, which is for dead letters: give a queue whose "
-            "groups process the completion message",
-            option="to",
-            value=to,
+        why = (
+            "is a dead-letter queue, which is for dead letters: give a queue whose "
+            "groups process the completion message"
         )
+        raise invalid("to", to, why)
     wanted = _wanted(context, groups)
     notes: list[str] = []  # of the last try
 
@@ -108,13 +107,12 @@ def close_batch(
             return old.encode()
         encoded = StoredBatch(uuid.uuid4().hex, to, wanted, context.now()).encode()
         if BATCHES.size(state, name, encoded) > _MAX_ALL_BYTES:
-            raise InvalidOption(
-                f"batch_id={name!r} makes the closed batches larger than {_MAX_ALL_BYTES:,} bytes "
+            why = (
+                f"makes the closed batches larger than {_MAX_ALL_BYTES:,} bytes "
                 "together: sweep, which removes those that were complete before the queue's "
-                "history_retention, or use fewer, larger batches",
-                option="batch_id",
-                value=name,
+                "history_retention, or use fewer, larger batches"
             )
+            raise invalid("batch_id", name, why)
         notes[:] = [f"batch {name} closed"]
         return encoded
 

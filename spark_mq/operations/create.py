@@ -35,7 +35,7 @@ from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import Clock, require_zones
 from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import show_some
-from spark_mq.util.validation import short_repr, suggest
+from spark_mq.util.validation import invalid, short_repr, suggest
 
 DROP_MARK: Final = "messages/_spark_mq_drop"  # marks a drop that began: written first, deleted last
 
@@ -304,12 +304,8 @@ def relative_place(root: str, place: str | None, options: Mapping[str, str]) -> 
         return None
     own, other = canonical_path(root, options), canonical_path(place, options)
     if own == other:
-        raise InvalidOption(
-            f"dead_letter_path={short_repr(place)} is the queue itself: give another queue, or "
-            "leave it out",
-            option="dead_letter_path",
-            value=place,
-        )
+        why = "is the queue itself: give another queue, or leave it out"
+        raise invalid("dead_letter_path", place, why)
     if other.startswith(own + "/"):
         return f".{other[len(own) :]}"
     if not is_queue_at(place, options):

@@ -19,7 +19,7 @@ from spark_mq.storage.archive_table import Filters, matching_rows
 from spark_mq.storage.history_table import history_rows
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.clock import SECOND, to_datetime
-from spark_mq.util.validation import plain_number, plain_values, short_repr
+from spark_mq.util.validation import invalid, plain_number, plain_values, short_repr
 
 _log = logging.getLogger(__name__)
 _REACH: Final = 86_400 * SECOND  # of the search, in microseconds before the latest commit
@@ -52,11 +52,7 @@ def check_ids(ids: Iterable[str]) -> list[str]:
         given = list(plain_values(ids))
         if all(isinstance(message_id, str) for message_id in given):
             return given
-    raise InvalidOption(
-        f"message_ids={short_repr(ids)} is not a list of message ids: give a list of text",
-        option="message_ids",
-        value=ids,
-    )
+    raise invalid("message_ids", ids, "is not a list of message ids: give a list of text")
 
 
 def find_messages(

@@ -34,7 +34,7 @@ from spark_mq.operations.create import check_home, is_delta_table, open_context
 from spark_mq.operations.publish import publish_messages
 from spark_mq.storage.delta_sink import DeltaSink
 from spark_mq.storage.publishes import fence_of, producer_txn
-from spark_mq.util.validation import short_repr
+from spark_mq.util.validation import invalid
 
 
 class QueueSink:
@@ -110,13 +110,12 @@ class QueueSink:
 
 def other_queue(path: str) -> InvalidOption:
     """Return the error for a queue that is not the one which the sink was."""
-    return InvalidOption(
-        f"sink={path!r} cannot be used: it is another queue than when it was set, and does not "
+    why = (
+        "cannot be used: it is another queue than when it was set, and does not "
         "know what the old one had. Configure the group with the sink again, and all unsettled "
-        "messages are written there",
-        option="sink",
-        value=path,
+        "messages are written there"
     )
+    return invalid("sink", path, why)
 
 
 Sink: TypeAlias = DeltaSink | QueueSink
@@ -150,12 +149,11 @@ def _clean(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     if (sink := settings.get("sink")) is not None:
         if not isinstance(sink, str | os.PathLike) or not os.fspath(sink):
-            raise InvalidOption(
-                f"sink={short_repr(sink)} is not a path: give the path or URI of a Delta table or "
-                "a queue, such as queue.path",
-                option="sink",
-                value=sink,
+            why = (
+                "is not a path: give the path or URI of a Delta table or a queue, such as "
+                "queue.path"
             )
+            raise invalid("sink", sink, why)
         settings["sink"] = absolute_path(sink, "sink")
     return settings
 
@@ -184,12 +182,11 @@ def _find(queue: QueueContext, path: str) -> tuple[str, str]:
     """Return the kind and the id of a place that can be a sink. Raise InvalidOption."""
     place = _look(queue, path)
     if place is None:
-        raise InvalidOption(
-            f"sink={path!r} cannot be used: there is no Delta table and no queue. Create one by "
-            "deltalake.write_deltalake or Queue.create",
-            option="sink",
-            value=path,
+        why = (
+            "cannot be used: there is no Delta table and no queue. Create one by "
+            "deltalake.write_deltalake or Queue.create"
         )
+        raise invalid("sink", path, why)
     if place[0] == _TABLE:
         DeltaSink(path, queue.storage_options).check()
     return place
@@ -235,11 +232,7 @@ def refuse_publish(ledger: GroupLedger, path: str) -> None:
 def check_schema_mode(given: Any) -> None:
     """Raise InvalidOption for another mode of an append than None and "merge"."""
     if given not in (None, "merge"):
-        raise InvalidOption(
-            f'schema_mode={short_repr(given)} is unknown. Use None or "merge"',
-            option="schema_mode",
-            value=given,
-        )
+        raise invalid("schema_mode", given, 'is unknown. Use None or "merge"')
 
 
 LeaseSink: TypeAlias = tuple[Sink, SinkWrite, list[SinkWrite]]
