@@ -69,17 +69,16 @@ class Past:
     def intervals(self) -> int:
         return _length_of(self.range) // self.length
 
+    @property
+    def _first(self) -> int:
+        return (self.until - _EPOCH) // self.length - self.intervals + 1
+
     def place(self, at: datetime) -> int:
         """Return the number of the interval of a time. The last one has the end."""
-        return (
-            (at - _EPOCH) // self.length
-            - (self.until - _EPOCH) // self.length
-            + (self.intervals - 1)
-        )
+        return (at - _EPOCH) // self.length - self._first
 
     def starts(self, place: int) -> datetime:
-        last = (self.until - _EPOCH) // self.length
-        return _EPOCH + (last - self.intervals + 1 + place) * self.length
+        return _EPOCH + (self._first + place) * self.length
 
 
 class QueueMonitor:

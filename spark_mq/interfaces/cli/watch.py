@@ -131,10 +131,6 @@ def _remedy(path: str, groups: Mapping[str, GroupStats], problem: Problem) -> st
     return f"spark-mq group describe {of_group}"
 
 
-def _say_listening(url: str) -> None:
-    print(f"listening on {url}", file=sys.stderr, flush=True)
-
-
 @command("web", NOTHING, prints=False)
 def web(
     ctx: Invocation,
@@ -195,7 +191,7 @@ def web(
         address=address,
         port=port,
         health=health,
-        listening=_say_listening,
+        listening=lambda url: print(f"listening on {url}", file=sys.stderr, flush=True),
     )
 
 

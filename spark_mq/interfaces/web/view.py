@@ -95,10 +95,6 @@ class View:
         """Return a parameter, or None if it is missing or empty."""
         return self.query.get(name, "").strip().removeprefix("\ufeff") or None
 
-    def _exact(self, name: str) -> str | None:
-        """Return a parameter with its spaces, or None if it is missing or empty."""
-        return self.query.get(name) or None
-
     def several(self, name: str) -> list[str]:
         """Return the values of a parameter that may be repeated."""
         return [part for part in self.query.get(name, "").split(",") if part]
@@ -139,12 +135,9 @@ class View:
             None if (text := self.text(name)) is None else parse_instant(name, text)
             for name in ("since", "until")
         )
+        exact = ("died_in", "reason", "shape", "key_prefix", "message_id")  # spaces count
         return LetterFilter(
-            died_in=self._exact("died_in"),
-            reason=self._exact("reason"),
-            shape=self._exact("shape"),
-            key_prefix=self._exact("key_prefix"),
-            message_id=self._exact("message_id"),
+            **{name: self.query.get(name) or None for name in exact},
             since=since,
             until=until,
             first=self.sequence("first"),
