@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.request import urlopen
 
@@ -29,6 +30,7 @@ from support.stocked_queue import sequence_of, stocked_queue
 from support.working import working
 
 from spark_mq import Message, Queue
+from spark_mq.interfaces.cli import main
 from spark_mq.interfaces.cli.app import run as run_here
 from spark_mq.interfaces.cli.command import COMMANDS, complete_queues, stopping
 from spark_mq.ledger.settings import GroupSettings
@@ -405,6 +407,27 @@ def test_completion_offers_the_settings_that_a_command_changes() -> None:
     given = "spark-mq group configure billing -q x --set retry_d"
     assert completion_of(given) == ["retry_delay=", f"retry_delay={default}"]
     assert completion_of("spark-mq queue configure x --set retry_d") == []
+
+
+@pytest.mark.parametrize(("words", "ends"), [(["-v", "work", "a:b"], True), (["peek"], False)])
+def test_sigterm_ends_a_command_well_that_still_starts(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], ends: bool
+) -> None:
+    starting = ModuleType("spark_mq.interfaces.cli.app")
+    taken: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
+    monkeypatch.setattr(
+        starting, "run", lambda _: signal.raise_signal(signal.SIGTERM), raising=False
+    )
+    monkeypatch.setitem(sys.modules, starting.__name__, starting)
+    monkeypatch.setattr(sys, "argv", ["spark-mq", *words])
+    try:
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+        assert bool(taken) is not ends, "another command leaves the signal as it is"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow
