@@ -125,7 +125,7 @@ MUTANTS = [
                (max(one[0] for one in right(**vars(a))), a.first, a.last)])),
     Mutant("a group that has not reached it skips it, too", "", "MessageIndex.replaced_after",
            gets(seq=lambda a: a.seq + (1 << 32))),
-    Mutant("a file names what it replaces", "", "replaced:valid_replaced", returns(False)),
+    Mutant("a file names what it replaces", "", "valid_replaced", returns(False)),
     Mutant("commits/ has what files replace", "", "commit_rows:_text_column",
            then(lambda found, a: pa.nulls(len(found), pa.string()))),
     Mutant("the last of a publish stays", "", "IdWindow.replaced",
