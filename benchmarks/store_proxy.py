@@ -28,6 +28,7 @@ PLACES = (
     (r"\.parquet", "data"),
 )
 """What a path is, by the first pattern that it has."""
+EXPECTS = re.compile(rb"(?im)^expect: *100-continue\r\n")
 
 
 @contextlib.contextmanager
@@ -57,9 +58,17 @@ def kind(method: str, path: str) -> str:
     return f"{method} {table[1] if table else 'queue'} {what}"
 
 
-async def _message(reader: asyncio.StreamReader, *, head: bool = False) -> tuple[bytes, bytes]:
-    """Read one message: its lines up to the empty one, and its body as it was sent."""
+async def _message(
+    reader: asyncio.StreamReader, *, head: bool = False, sender: asyncio.StreamWriter | None = None
+) -> tuple[bytes, bytes]:
+    """Read one message: its lines up to the empty one, and its body as it was sent.
+
+    A sender that asks whether to continue gets its answer here, and its receiver is not asked.
+    """
     lines = await reader.readuntil(b"\r\n\r\n")
+    if sender is not None and EXPECTS.search(lines):
+        lines = EXPECTS.sub(b"", lines)
+        sender.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     lower = lines.lower()
     if head or lines.startswith((b"HTTP/1.1 204", b"HTTP/1.1 304")):
         return lines, b""
@@ -82,7 +91,7 @@ async def _serve(target: str, seconds: float) -> None:
         server: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
-                lines, body = await _message(reader)
+                lines, body = await _message(reader, sender=writer)
                 method, path, _ = lines.split(b" ", 2)
                 if path == COUNTS.encode():
                     data = json.dumps(seen).encode()

@@ -32,7 +32,7 @@ from support.spark_session import s3_settings
 from support.stores import STORES, versitygw
 
 KIND = "1 KB"
-BATCH, BATCHES, ROUNDS = 50_000, 8, 3
+BATCH, BATCHES, ROUNDS = 20_000, 7, 2
 
 
 def s3_stream(folder: Path, rounds: int, short: bool = False) -> Iterator[Result | Point]:
