@@ -43,8 +43,8 @@ class FairLock:
         """Return how many threads wait."""
         return len(self._queue)
 
-    def hold(self, timeout: float = TIMEOUT_SECONDS) -> Hold:
-        """Return a context manager. After the timeout, its block runs without the lock."""
+    def hold(self, timeout: float | None = TIMEOUT_SECONDS) -> Hold:
+        """Return a context manager. After the timeout, if any, its block runs without the lock."""
         return Hold(self, timeout)
 
     def abandon(self) -> None:
@@ -71,6 +71,12 @@ class FairLock:
         owners = self.owners
         return len(owners) < self.places or hold.thread in owners
 
+    def _give_up(self, hold: Hold) -> None:
+        with self._guard:
+            if hold in self._queue and hold.event is not None:
+                hold.event.set()
+                self._queue.remove(hold)
+
     def _leave(self, hold: Hold) -> None:
         """Give the lock to the next threads. A second call completes an interrupted one."""
         with self._guard:
@@ -89,7 +95,7 @@ class FairLock:
 class Hold:
     """Holds a lock for one block. If an interrupt skips its release, the thread calls abandon()."""
 
-    def __init__(self, lock: FairLock, timeout: float) -> None:
+    def __init__(self, lock: FairLock, timeout: float | None) -> None:
         self.thread = threading.get_ident()
         self.timeout = timeout
         self.event: threading.Event | None = None  # set when it has the lock after a wait
@@ -101,6 +107,10 @@ class Hold:
         """Wait for the lock. After the timeout the caller continues without it."""
         self._fair._enter(self)
         self._began = time.monotonic()
+
+    def give_up(self) -> None:
+        """Let its thread continue without the lock, if it waits."""
+        self._fair._give_up(self)
 
     def offer(self) -> None:
         """Let the threads that wait go first, unless this one has just got the lock."""

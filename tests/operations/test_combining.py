@@ -17,8 +17,8 @@ from support.tables import ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import ContentionTimeout, LeaseLost
-from spark_mq.util import call_batcher
 from spark_mq.util.call_batcher import CallBatcher
+from spark_mq.util.fair_lock import Hold
 
 # -- the combiner
 
@@ -50,7 +50,7 @@ def together(gate: Gate, *items: Any) -> list[Any]:
         done = [pool.submit(combiner.do, items[0])]
         assert gate.entered.wait(30)
         done += [pool.submit(combiner.do, item) for item in items[1:]]
-        until(lambda: len(combiner.waiting) == len(items) - 1)
+        until(lambda: len(combiner.calls) == len(items))
         gate.opened.set()
         return [one.exception(30) or one.result() for one in done]
 
@@ -111,7 +111,7 @@ def test_a_call_that_is_interrupted_while_it_waits_does_not_run(
         first = pool.submit(combiner.do, 1)
         assert gate.entered.wait(30)
         with monkeypatch.context() as patch:
-            patch.setattr(call_batcher._Call, "wait", interrupt)
+            patch.setattr(Hold, "acquire", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 combiner.do(2)
         gate.opened.set()

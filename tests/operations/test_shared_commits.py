@@ -76,7 +76,7 @@ def piled_up(queue: Queue, patch: pytest.MonkeyPatch) -> Iterator[Submit]:
 
     def submit(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         calls.append(pool.submit(call, *args, **options))
-        until(lambda: len(group.queue.committer.batcher.waiting) == len(calls))
+        until(lambda: len(group.queue.committer.batcher.calls) == len(calls) + 1)
         return calls[-1]
 
     with patch.context() as patched, ThreadPoolExecutor(16) as pool:
@@ -103,7 +103,7 @@ def test_eight_threads_of_a_worker_share_their_commits(
         # Each commit waits until every thread is in it or waits for the next one. So any two in a
         # row have a call of each thread, on a busy machine, too. The last messages are too few.
         if 8 <= len(seen) < 160:
-            until(lambda: len(calls) + len(batcher.waiting) >= 8)
+            until(lambda: sum(not call.done for call in batcher.calls.copy()) >= 8)
         return run_calls(calls)
 
     def handle(taken: Lease) -> None:
