@@ -136,7 +136,6 @@ def _added(add: _Add) -> AddFile:
 
 
 def encode(change: Change, commit: Commit, previous_id: str | None) -> bytes:
-    """Return the JSON of a change's commit."""
     now = commit.info["timestamp"]
     parameters = {"mode": "Append" if not change.removes else "Overwrite"}
     if change.partitions:

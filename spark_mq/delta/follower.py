@@ -168,7 +168,6 @@ class LogFollower:
         return commit
 
     def commits(self, first: int, last: int) -> Iterator[Commit]:
-        """Iterate over the commits ``first..last`` that the log still has."""
         for version in range(first, last + 1):
             try:
                 yield self.read_commit(version)
@@ -316,7 +315,6 @@ class LogFollower:
         return known is None or known[0] != version or known == self._base_tag
 
     def _check_gap(self, version: int) -> None:
-        """Look for a gap after `version`, but not often."""
         if self.clock.since(self._gap_checked) < GAP_CHECK_SECONDS:
             return
         try:

@@ -152,7 +152,6 @@ class DeltaLog(LogFollower):
         raise AssertionError("unreachable")
 
     def _number_is_taken(self, error: OSError, version: int) -> bool:
-        """Return whether a commit exists at a number whose put has failed."""
         try:
             return self.store.exists(log_path(version))
         except OSError:

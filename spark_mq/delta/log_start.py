@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
@@ -210,8 +209,7 @@ def read_ahead(store: ObjectStore, version: int, count: int) -> list[Commit]:
         except FileNotFoundError:
             return None
 
-    with ThreadPoolExecutor(count) as pool:
-        texts = list(pool.map(text, range(version, version + count)))
+    texts = list(store.for_each(range(version, version + count), text))
     there = texts[: texts.index(None)] if None in texts else texts
     return [
         parse_commit(version + at, text, store.root)

@@ -6,7 +6,8 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -34,6 +35,10 @@ __all__ = [
     "join",
 ]
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREADS: Final = 32  # most calls to a store at the same time
 _SUPPORTED: Final = (
     "a local path, file, s3, s3a, gs, az, abfs, abfss, adl, azure, uc, or https of an Azure account"
 )
@@ -170,6 +175,21 @@ class ObjectStore:
     def delete_many(self, paths: Sequence[str]) -> None:
         """Delete several files, as far as they exist. Some stores need one request for all."""
         self._backend.delete_many([_checked(path) for path in paths])
+
+    def delete_older(self, folder: str, before: float) -> int:
+        """Delete the files below a folder that were written before a time. Return how many."""
+        old = [file.path for file in self.iterate_all(folder) if file.modified < before]
+        old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
+        if old:
+            self.delete_many(old)
+        return len(old)
+
+    def for_each(self, items: Sequence[T], call: Callable[[T], R]) -> Sequence[R]:
+        """Return what a call returns for each item. Over a store they run at the same time."""
+        if self.is_local or len(items) < 2:  # the interpreter's lock makes threads slower there
+            return [call(item) for item in items]
+        with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
+            return tuple(pool.map(call, items))
 
     def delete_empty_folders(self, names: Iterable[str]) -> None:
         """Delete local folders that hold no file, and then the root. A store has no folders."""

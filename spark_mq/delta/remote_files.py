@@ -318,7 +318,6 @@ def _bytes_of(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def _copy(error: BaseException, text: str) -> BaseException:
-    """Return an error of the same type with a safe text."""
     try:
         return type(error)(text)
     except Exception:
@@ -338,7 +337,6 @@ def _bare_provider(name: str) -> bool:
 
 
 def _plain(error: BaseException, secrets: list[str]) -> str:
-    """Return an error's text in one line, without secrets."""
     text = re.split(r"\n\s*Debug source:", str(error))[0]
     for secret in secrets:
         text = text.replace(secret, "***")

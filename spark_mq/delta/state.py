@@ -61,7 +61,6 @@ class TableState:
         return [file for files in list(self.partitions.values()) for file in files.values()]
 
     def partition(self, values: Mapping[str, str | None]) -> dict[str, AddFile]:
-        """Return the data files of one partition, by path."""
         return self.partitions.get(partition_key(values), _NO_FILES)
 
     def apply(self, commit: Commit) -> None:
@@ -151,7 +150,6 @@ def _malformed_is_broken() -> Iterator[None]:
 
 
 def _present(batch: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
-    """Return the rows that have an action."""
     column = batch.column(name)
     there = pc.is_valid(pc.struct_field(column, _REQUIRED[name]))
     present: list[dict[str, Any]] = column.filter(there).to_pylist()
@@ -159,7 +157,6 @@ def _present(batch: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
 
 
 def _loaded(row: Mapping[str, Any]) -> AddFile:
-    """Return the data file of a checkpoint's row."""
     stats = row.get("stats")
     values, tags = (dict(row.get(name) or ()) for name in ("partitionValues", "tags"))
     at = row.get("modificationTime") or 0

@@ -218,7 +218,6 @@ def endpoint_of(scheme: str, options: Mapping[str, Any]) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the value of an option must not be shown."""
     return _SECRET.search(name.lower()) is not None
 
 
@@ -348,7 +347,6 @@ def _duration(text: str) -> timedelta:
 
 
 def _nested(retry: dict[str, Any]) -> dict[str, Any]:
-    """Put the backoff settings into a separate mapping."""
     backoff = {k.partition(".")[2]: v for k, v in retry.items() if k.startswith("backoff.")}
     plain = {k: v for k, v in retry.items() if not k.startswith("backoff.")}
     return {**plain, "backoff": backoff} if backoff else plain
@@ -413,5 +411,4 @@ def _invalid(name: str, cause: str) -> InvalidOption:
 
 
 def is_in_catalog(path: str) -> bool:
-    """Return whether a path names a volume or table of a catalog."""
     return path[:5].lower() == "uc://"

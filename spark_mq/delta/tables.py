@@ -312,7 +312,6 @@ def _log_not_written(store: ObjectStore, version: int, error: Exception) -> None
 
 
 def wait_for_checkpoints(path: str | None = None) -> None:
-    """Wait until the threads of :func:`checkpoint_soon` have ended."""
     for root, thread in list(_writing.items()):
         if path in (None, root):
             thread.join()

@@ -66,7 +66,6 @@ def _has_priorities(table: pa.Table) -> bool:
 
 
 def _numbers(table: pa.Table, layout: SlotLayout) -> pa.Array:
-    """Return the slot of each message."""
     rows, names = table.num_rows, table.schema.names
     lane: Any = layout.lanes
     if layout.lanes and "key" in names:
@@ -123,7 +122,6 @@ def _is_sorted(numbers: pa.Array) -> bool:
 
 
 def _counted(runs: pa.RunEndEncodedArray) -> Iterator[tuple[int, int]]:
-    """Yield the slot and the number of rows of each run."""
     ends, numbers = runs.run_ends.to_pylist(), runs.values.to_pylist()
     counts = (end - start for start, end in pairwise((0, *ends)))
     return zip(numbers, counts, strict=True)

@@ -217,7 +217,6 @@ class RowGroupCache:
         return kept
 
     def _has_room(self, size: int, now: float) -> bool:
-        """Return whether a row group fits in. Drop idle ones if needed."""
         if self._bytes + size > self._max_bytes:
             idle = [k for k, kept in self._kept.items() if now - kept.used_at >= _IDLE_SECONDS]
             for key in idle:

@@ -122,7 +122,6 @@ class MessageReader:
         return pa.table(columns, schema=self._schema)
 
     def row_count(self, path: str) -> int:
-        """Return the rows of a data file by its footer."""
         self._open(path)
         return int(self._footer.metadata.num_rows)
 
@@ -190,7 +189,6 @@ class MessageReader:
             yield self._typed(self._decoded(*whole))
 
     def _rows(self, group: int, spans: list[tuple[int, int]]) -> pa.Table:
-        """Return parts of one row group."""
         wanted = sum(end - first for first, end in spans)
         if group != self._group:
             self._table, self._group = self._shared(group, wanted), group
@@ -210,7 +208,6 @@ class MessageReader:
         return row_groups.table(key, wanted, footer.rows[group], footer.sizes[group], decode)
 
     def _decoded(self, *groups: int) -> pa.Table:
-        """Decode whole row groups."""
         metadata = self._footer.metadata
         names: set[str] = set()
         for meta in map(metadata.row_group, groups):

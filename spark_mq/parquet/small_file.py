@@ -79,7 +79,6 @@ def _root(columns: int) -> bytes:
 
 
 def _element(field: pa.Field) -> bytes:
-    """Return the schema element of a nullable column."""
     kind, logical = _KINDS[field.type]
     return (
         b"\x15" + _varint(kind) + b"\x25\x02\x18" + _text(field.name.encode()) + logical + b"\x00"

@@ -94,7 +94,6 @@ def _write_file(
 
 
 def _statistics(rows: pa.Table) -> str:
-    """Return the statistics of a file, with the bounds for searches."""
     first, last = pc.min(rows["first"]).as_py(), pc.max(rows["last"]).as_py()
     latest = pc.max(rows["committed_at"]).as_py()
     least = {} if first is None else {"first": first}
@@ -193,7 +192,6 @@ class ArchiveTable:
         return state.description == self.description
 
     def up_to(self, state: TableState | None) -> int:
-        """Return the last archived version, or -1."""
         return -1 if state is None else state.txns.get(self.app_id, -1)
 
     def progress(self) -> tuple[int, int | None]:
@@ -379,7 +377,6 @@ class ArchiveTable:
         return False
 
     def _needed(self, rows: pa.Table, state: TableState, keep_since: int) -> pa.Table:
-        """Return the rows that somebody needs."""
         return rows
 
     def _combined(self, rows: pa.Table) -> pa.Table:

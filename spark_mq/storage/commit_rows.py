@@ -62,7 +62,6 @@ COMMITS_SCHEMA: Final = pa.schema(
 
 
 def publish_rows(files: FileColumns) -> pa.Table:
-    """Return the rows of files."""
     first, rows = to_arrow(files.firsts), to_arrow(files.rows)
 
     return _table(
@@ -95,7 +94,6 @@ def _text_column(files: FileColumns, column: SparseColumn[str]) -> pa.Array:
 
 
 def _runs(times: TimeColumns) -> pa.Array:
-    """Return the runs of each file with times."""
     stops, deliver_at, expires_at = times.runs
     starts = {0, *times.ends}
     counts = (stop - (0 if at in starts else stops[at - 1]) for at, stop in enumerate(stops))
@@ -189,7 +187,6 @@ def _to_texts(column: pa.ChunkedArray) -> Texts:
 
 
 def _texts(firsts: array[int], column: pa.ChunkedArray) -> SparseColumn[str]:
-    """Return the texts of the files that have one."""
     return SparseColumn(_firsts_with(firsts, pc.is_valid(column)), _to_texts(column.drop_null()))
 
 
@@ -198,7 +195,6 @@ def _firsts_with(firsts: array[int], mask: pa.ChunkedArray) -> array[int]:
 
 
 def _times(firsts: array[int], column: pa.ChunkedArray) -> SparseColumn[DeliveryTimes]:
-    """Return the times of the files that have some."""
     counts = pc.fill_null(pc.list_value_length(column), 0)
     values = column.combine_chunks().flatten()
     names = ("rows", "deliver_at", "expires_at")

@@ -64,7 +64,6 @@ class DeltaSink:
         self._table_id = table_id
 
     def table_id(self) -> str:
-        """Return the id of the table that is there."""
         return str(self._open().metadata().id)
 
     def check(self) -> None:
@@ -231,7 +230,6 @@ class DeltaSink:
         raise self._refused("there is no Delta table", "create the table first")
 
     def describe(self) -> SinkTable:
-        """Return what the table asks of rows."""
         table = self.open()
         metadata = table.metadata()
         return SinkTable(

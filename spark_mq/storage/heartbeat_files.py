@@ -6,7 +6,6 @@ The files lie beside the ledgers, and no operation depends on them. So anybody m
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from heapq import nlargest
 from operator import attrgetter
@@ -30,7 +29,6 @@ _FOLDER: Final = "_workers"  # Delta's VACUUM leaves folders with an underscore 
 OLD_SECONDS: Final = 86_400.0  # since the last write of a worker that was killed
 MAX_READ: Final = 1_000  # files of one group, the newest
 _MAX_BYTES: Final = 4_096
-_THREADS: Final = 32
 _TEXTS: Final = ("worker_id", "host", "version", "state")  # the other values are numbers
 _MISSED: Final = 2  # a worker is gone after so many intervals without a write
 
@@ -69,7 +67,6 @@ class Heartbeat:
 
 
 def heartbeat_path(group: str, name: str) -> str:
-    """Return the path of a worker's file in ``leases/``."""
     return f"{_FOLDER}/{group}/{name}.json"
 
 
@@ -87,8 +84,6 @@ def read_heartbeats(files: ObjectStore, group: str) -> list[Heartbeat]:
         listed = [file for file in files.iterate(f"{_FOLDER}/{group}") if file.size <= _MAX_BYTES]
     newest = nlargest(MAX_READ, listed, key=attrgetter("modified"))
     paths = [file.path for file in newest if is_data_path(file.path)]
-    if not paths:
-        return []
 
     def read(path: str) -> Heartbeat | None:
         try:
@@ -96,24 +91,13 @@ def read_heartbeats(files: ObjectStore, group: str) -> list[Heartbeat]:
         except STORE_ERRORS:
             return None  # its worker has ended since
 
-    with ThreadPoolExecutor(1 if files.is_local else min(_THREADS, len(paths))) as pool:
-        return [heartbeat for heartbeat in pool.map(read, paths) if heartbeat is not None]
+    return [heartbeat for heartbeat in files.for_each(paths, read) if heartbeat is not None]
 
 
 def delete_old_heartbeats(files: ObjectStore) -> int:
     """Delete the files of workers that were killed long ago. Return the number of files."""
-    before = files.now() - OLD_SECONDS
-    return _delete(files, _FOLDER, before)
+    return files.delete_older(_FOLDER, files.now() - OLD_SECONDS)
 
 
 def delete_heartbeats(files: ObjectStore, group: str) -> None:
-    """Delete the files of a group's workers."""
-    _delete(files, f"{_FOLDER}/{group}", float("inf"))
-
-
-def _delete(files: ObjectStore, folder: str, before: float) -> int:
-    old = [file.path for file in files.iterate_all(folder) if file.modified < before]
-    old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
-    if old:
-        files.delete_many(old)
-    return len(old)
+    files.delete_older(f"{_FOLDER}/{group}", float("inf"))

@@ -82,7 +82,6 @@ _NOTHING: Final = pa.table(
 
 
 def history_rows(commits: Iterable[LedgerCommit]) -> pa.Table:
-    """Return the history of some commits, from the events that they wrote."""
     known: list[tuple[LedgerCommit, GroupChange]] = []
     parts, numbers, ordinals = list[pa.Table](), array("q"), array("q")
     for commit in commits:

@@ -98,7 +98,6 @@ class IdBlock:
         return cls(BlockRef(name, len(ids), newest, last), ids)
 
     def landed(self, version: int) -> IdBlock:
-        """Return the block with the version of its commit."""
         own = sequence(version, 0)
         ids = {
             hashed: place
@@ -207,7 +206,6 @@ class IdWindow:
         return IdWindow((IdBlock.of(name, own), *older))
 
     def landed(self, version: int) -> IdWindow:
-        """Return the window with the version of the commit that names its newest block."""
         return IdWindow((self.blocks[0].landed(version), *self.blocks[1:]))
 
 
@@ -215,7 +213,6 @@ NO_IDS: Final = IdWindow()
 
 
 def block_path(name: int) -> str:
-    """Return the path of a block's file, relative to ``messages/``."""
     return f"{_FOLDER}/{name:016x}.ids"
 
 
@@ -261,7 +258,6 @@ class IdFiles:
         return path
 
     def landed(self, window: IdWindow, version: int) -> None:
-        """Keep the window of an own commit."""
         window = window.landed(version)
         with self._lock:
             self._blocks = {block.ref.name: block for block in window.blocks}
@@ -313,7 +309,6 @@ def _encoded(window: IdWindow) -> bytes:
 
 
 def _commit_of(place: Published) -> tuple[int, int]:
-    """Return the version and the time of a publish."""
     return place.sequence >> ORDINAL_BITS, place.at
 
 

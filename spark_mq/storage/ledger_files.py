@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +29,6 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     LogFingerprint,
     Range,
-    to_ranges,
     to_table,
 )
 from spark_mq.storage.ledger_tag import (
@@ -76,6 +73,7 @@ _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
 _ADDED: Final = ("rate_full_at", "byte_rate_full_at", "rate_noted_at", "fair_time")
 # Up to this many rows, pyarrow's set-up of a file takes longer than its rows.
 _SMALL_ROWS: Final = 200
+_HEADER_COLUMNS: Final = ["last", "message_count", "revision", "detail"]
 _LARGE_ROWS: Final = 1_000  # from this many rows on, the encoding of numbers is worth its set-up
 _STRINGS: Final = [f.name for f in FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [
@@ -166,37 +164,16 @@ def _header_range(head: LedgerHeader) -> Range:
 
 def from_rows(rows: pa.Table, group: str = "") -> Ledger:
     """Return the ledger in the rows of a group. Raise NotAQueue if others wrote there."""
-    ledger = _from_few(rows) if rows.num_rows <= _SMALL_ROWS else _from_many(rows)
-    ledger.head = replace(ledger.head, group=group)
-    return ledger
-
-
-def _from_few(rows: pa.Table) -> Ledger:
-    """Return the ledger in a few rows. Each filter of Arrow would take longer than a row."""
-    stored = list(to_ranges(rows))
-    rest = zip(stored, rows["revision"].to_pylist(), rows["detail"].to_pylist(), strict=True)
-    head = _only_head(
-        [
-            {**r._asdict(), "revision": revision, "detail": detail}
-            for r, revision, detail in rest
-            if r.state == HEADER
-        ]
-    )
-    ranges = [r for r in stored if r.state not in (HEADER, EVENT)]
-    if any(r.first is None for r in ranges):
+    headers = rows.filter(pc.equal(rows["state"], HEADER)).select(_HEADER_COLUMNS)
+    head = replace(_only_head(headers.to_pylist()), group=group)
+    others = pc.is_in(rows["state"], value_set=pa.array([HEADER, EVENT]))
+    ranges = rows.filter(pc.invert(others)).select(RANGE_SCHEMA.names)
+    if ranges["first"].null_count:
         raise NotAQueue(
             "a range of a consumer group in leases/ has no first sequence; something else has "
             "written there",
             path="leases",
         )
-    return Ledger(head, sorted(ranges, key=attrgetter("first")))
-
-
-def _from_many(rows: pa.Table) -> Ledger:
-    head = _only_head(rows.filter(pc.equal(rows["state"], HEADER)).to_pylist())
-    ranges = rows.filter(
-        pc.invert(pc.is_in(rows["state"], value_set=pa.array([HEADER, EVENT])))
-    ).select(RANGE_SCHEMA.names)
     return Ledger(head, sort_rows(ranges, "first"))
 
 
@@ -303,7 +280,6 @@ def note_of_groups(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def notes_by_group(note: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the note of each group that a commit has changed."""
     notes = note.get(GROUPS)
     if not isinstance(notes, list) or not all(isinstance(each, dict) for each in notes):
         return [note]
@@ -350,23 +326,11 @@ def scan_ledgers(
             ledger = read_ledger(group)
             return None if ledger is None else to_rows(group, ledger).select(names)
 
-    def tables() -> Iterator[pa.Table | None]:
-        if store.is_local:  # the interpreter's lock makes threads slower here
-            yield from map(read, files)
-            return
-        with ThreadPoolExecutor(_AHEAD) as pool:
-            for some in _batches(files):
-                yield from pool.map(read, some)
-
-    for group, rows in zip(files, tables(), strict=True):
-        if rows is not None:
-            yield group, rows
-
-
-def _batches(groups: Iterable[str]) -> Iterator[list[str]]:
-    left = iter(groups)
-    while some := list(islice(left, _AHEAD)):
-        yield some
+    left = iter(files)
+    while groups := list(islice(left, 1 if store.is_local else _AHEAD)):
+        for group, rows in zip(groups, store.for_each(groups, read), strict=True):
+            if rows is not None:
+                yield group, rows
 
 
 EventCache = RecentDict[str, pa.Table]  # events by their file, which never changes
@@ -428,14 +392,12 @@ CachedLedger = tuple[tuple[str, ...], Ledger]  # the paths of a ledger's files, 
 
 
 def ledger_cache() -> RecentDict[str, CachedLedger]:
-    """Return an empty cache of ledgers by group."""
     return RecentDict(_RANGES, lambda cached: _LEDGER_WEIGHT + cached[1].size)
 
 
 def unreadable_ledger_error(
     path: str, version: int, group: str, files: Iterable[str], error: Exception
 ) -> CorruptLog:
-    """Return the error for a ledger whose data files cannot be read."""
     names = ", ".join(map(show_name, files))
     command = shell_command("group", "drop", group, "-q", "PATH")
     return CorruptLog(

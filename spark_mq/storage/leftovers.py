@@ -13,7 +13,6 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from spark_mq.delta.actions import Change
@@ -37,7 +36,6 @@ OLD_SECONDS: Final = 86_400.0
 FOREIGN_SECONDS: Final = 7 * 86_400.0
 _OWN: Final = re.compile(r"part-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.parquet")
 _MAX_LISTED: Final = 10_000  # by one look
-_THREADS: Final = 32
 
 
 def fence_in(txns: Mapping[str, int]) -> int:
@@ -56,8 +54,7 @@ def has_leftovers(store: ObjectStore, fence: int, files: Iterable[WrittenFile]) 
         return True  # a later list has replaced it
     if not listed.isdisjoint(suspects):
         return True
-    with ThreadPoolExecutor(1 if store.is_local else min(_THREADS, len(suspects))) as pool:
-        return not all(pool.map(store.exists, suspects))
+    return not all(store.for_each(suspects, store.exists))
 
 
 def clean_leftovers(log: DeltaLog, look: Callable[[], PublishedFiles]) -> int:
@@ -121,7 +118,6 @@ def _patience(path: str) -> float:
 
 
 def _unnamed(log: DeltaLog, paths: set[str], look: Callable[[], PublishedFiles]) -> set[str]:
-    """Return the files that no commit names as of now."""
     if not paths:
         return paths
     known = look()

@@ -177,7 +177,6 @@ class MessageLog:
             self._forget_at = max(FORGET_FILES, 2 * len(self._published.index.files))
 
     def _catch_up(self, latest: int) -> None:
-        """Add the commits up to a version to the index."""
         broken = None
         if self._published.index.version < 0:  # a new handle: commits/ has most commits
             try:
@@ -212,7 +211,6 @@ class MessageLog:
             )
 
     def _forget_as_swept(self) -> None:
-        """Forget what sweeps have forgotten."""
         state = self.commits.open()
         if state is not None:
             self._published.forget_as(*self.commits.forgotten(state))

@@ -343,7 +343,6 @@ class _Publish:
         )
 
     def _landed(self) -> PublishReceipt | None:
-        """Return the receipt of an earlier try that has landed."""
         for files, met in self._pending.tried:
             version = self._table.published().version_of(files[0].path)
             if version is not None:

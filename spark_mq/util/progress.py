@@ -37,7 +37,6 @@ def progress() -> Progress:
 
 @contextmanager
 def listening(to: Progress) -> Iterator[None]:
-    """Report this thread's operations in the block."""
     token = _progress.set(to)
     try:
         yield

@@ -64,7 +64,6 @@ def show_short(number: float) -> str:
 
 
 def show_share(share: float) -> str:
-    """Return a part of a whole in percent."""
     return f"{share:.1%}"
 
 
@@ -129,7 +128,6 @@ def show_bars(values: Iterable[float]) -> str:
 
 
 def show_value(value: bytes | None, limit: int = _SHOWN_CHARACTERS) -> str:
-    """Return the start of a payload as text."""
     if value is None:
         return "-"
     text = value[: 4 * limit].decode("utf-8", "replace")
@@ -152,7 +150,6 @@ def show_change(before: bytes | None, after: bytes | None) -> tuple[str, str]:
 
 
 def show_name(name: str) -> str:
-    """Return the start of a name that others chose."""
     return printable(name) if len(name) <= 200 else printable(name[:200]) + "…"
 
 

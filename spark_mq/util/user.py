@@ -66,7 +66,6 @@ def _process_user() -> str:
 
 
 def current_user() -> str | None:
-    """Return the person who acts in this thread, or None."""
     return _USER.get()
 
 

@@ -130,7 +130,6 @@ def validate_error(value: Any, option: str = "error") -> str | None:
 
 
 def truncate_error(text: str) -> str:
-    """Truncate the text of a failure for the ledger."""
     # Characters without a UTF-8 form are replaced, so that no settle fails because of its text.
     return text[:MAX_ERROR_LENGTH].encode("utf-8", "replace").decode("utf-8")
 
@@ -279,7 +278,6 @@ def validate_position(option: str, value: Any) -> str | int | datetime:
 
 
 def validate_rate(option: str, value: Any) -> float:
-    """Validate a number of messages a second, more than 0."""
     value = plain_number(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
         return float(value)
@@ -287,7 +285,6 @@ def validate_rate(option: str, value: Any) -> float:
 
 
 def validate_fraction(option: str, value: Any) -> float:
-    """Validate a number from 0 to 1."""
     value = plain_number(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return float(value)
