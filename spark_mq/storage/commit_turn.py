@@ -17,7 +17,7 @@ import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_error
 from spark_mq.errors import StorageError
 
 __all__ = [
+    "CYCLE",
     "LEADS",
     "MAX_BYTES",
     "MAX_REQUESTS",
@@ -36,17 +37,20 @@ __all__ = [
     "base_of",
     "id_of",
     "is_request",
+    "packed_of",
 ]
 
 # The format of a request. Another one needs other names, because nobody waits for those.
 FORMAT: Final = 2
-_NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
+_NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{32}(-[A-Za-z0-9_-]+)?\.json")
 MAX_BYTES: Final = 2**20  # of a request that others run
 MAX_REQUESTS: Final = 64  # of others in one commit
 # Key in a commit's note. Its value is the outcomes of the requests that it ran, by id.
 SERVED: Final = "served"
 # Key in a commit's note. True if its writer makes the next commit, too, if others delegate.
 LEADS: Final = "leads"
+# Key in the note of a leader's commit. Its value is the seconds since its commit before that.
+CYCLE: Final = "cycle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,13 @@ class DelegatedRequest:
     request_id: str
     base: int  # the version of the table that the writer knew
     commands: Sequence[Any]  # each with the name of its group
+    packed: str = ""  # the commands, if they are a part of the name
 
     @property
     def name(self) -> str:
         """Return the name of the file. Older requests come first."""
-        return f"{self.base:020d}-{self.request_id}.json"
+        packed = f"-{self.packed}" if self.packed else ""
+        return f"{self.base:020d}-{self.request_id}{packed}.json"
 
     def encode(self) -> bytes:
         data = {"format": FORMAT, "commands": list(self.commands)}
@@ -68,13 +74,12 @@ class DelegatedRequest:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> DelegatedRequest | None:
-        """Return the request in a file, or None if it cannot be read."""
         try:
             stored = parse_foreign(data.decode())
             commands = stored["commands"]
             if stored["format"] != FORMAT or not isinstance(commands, list):
                 return None
-            return cls(id_of(path), base_of(path), commands)
+            return cls(id_of(path), base_of(path), commands, packed_of(path))
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
@@ -84,11 +89,15 @@ def is_request(path: str) -> bool:
 
 
 def id_of(path: str) -> str:
-    return path[-37:-5]
+    return path.rpartition("/")[2][21:53]
 
 
 def base_of(path: str) -> int:
-    return int(path[-58:-38])
+    return int(path.rpartition("/")[2][:20])
+
+
+def packed_of(path: str) -> str:
+    return path.rpartition("/")[2][54:-5]
 
 
 class CommitTurn(ABC):
@@ -108,8 +117,8 @@ class CommitTurn(ABC):
         """Return the outcome in another's commit, or None if this writer must commit by itself."""
 
     @abstractmethod
-    def requests_to_run(self, meanwhile: Callable[[], object]) -> Sequence[DelegatedRequest]:
-        """Read the requests to run with the own commit, while `meanwhile` fills a cache."""
+    def requests_to_run(self) -> Sequence[DelegatedRequest]:
+        """Read the requests to run with the own commit."""
 
     @abstractmethod
     def leave(self, requests: Iterable[DelegatedRequest]) -> None:
@@ -175,7 +184,6 @@ class CommitTurn(ABC):
         self._seen = max(self._seen, version)
 
     def _take_note(self, note: Mapping[str, Any]) -> None:
-        """Take in the note of a new commit."""
         self._read_note(note)
 
     def _read_note(self, note: Mapping[str, Any]) -> None:

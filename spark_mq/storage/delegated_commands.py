@@ -4,22 +4,30 @@ An object store has no lock to wait at, and each lost race costs several request
 meets others delegates its commands in a small file, and waits. The writer of the oldest file
 commits all of them together, and everybody reads the outcomes in the note of that commit. Then it
 leads: it makes the next commits, too, as long as others delegate. So nobody races meanwhile.
+
+Requests to the store cost money, so there are few of them. Small commands are a part of their
+file's name, and a listing is enough to read them. A leader's commits say how long it needs for
+each, so that nobody looks for the next one too early.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.object_store import FileInfo, ObjectStore, is_data_path
+from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.delta.store_errors import STORE_ERRORS, wrap_store_errors
 from spark_mq.storage.commit_turn import (
+    CYCLE,
     LEADS,
     MAX_BYTES,
     MAX_REQUESTS,
@@ -29,11 +37,12 @@ from spark_mq.storage.commit_turn import (
     base_of,
     id_of,
     is_request,
+    packed_of,
 )
-from spark_mq.util.backoff import Backoff
+from spark_mq.util.clock import SECOND
 from spark_mq.util.recent import RecentSet
 
-__all__ = ["FOLDER", "DelegationTurn", "delete_old_requests"]
+__all__ = ["FOLDER", "DelegationTurn", "Peers", "delete_old_requests"]
 
 _ALL: Final = "_requests"  # also has folders of older versions, one for each group
 FOLDER: Final = f"{_ALL}/leases"
@@ -45,28 +54,99 @@ _log = logging.getLogger(__name__)
 STALE_SECONDS: Final = 20.0
 WAIT_PER_WRITER_SECONDS: Final = 1.0  # how long a writer waits for each writer before it
 # So many requests in a row are before the commit that runs a new request. Nobody looks earlier.
-REQUESTS_BEFORE_OUTCOME: Final = 4
+REQUESTS_BEFORE_OUTCOME: Final = 3
 # After so many requests in a row, the writers that a commit served may have delegated again.
-REQUESTS_BEFORE_NEXT: Final = 2
+REQUESTS_BEFORE_NEXT: Final = 3
 # After so many requests in a row without a commit, the leader has ended.
 REQUESTS_OF_A_LEADER: Final = 10
 LEADER_SECONDS: Final = 0.1  # the same for its own work
-POLL_SECONDS: Final = 0.01  # between two looks, or half of a request's time
+POLL_SECONDS: Final = 0.01  # the shortest time between two looks
 LATENCY_LIMIT: Final = 0.2  # one slow request does not show how long the others take
-LED_COMMITS: Final = 2  # a leader that runs a request at all does it with one of the next commits
+LONGEST_CYCLE: Final = 1.0  # that others believe, in seconds
+LED_COMMITS: Final = 3  # a leader that runs a request at all does it with one of the next commits
+# So many commits in a row that met nobody end the delegation.
+QUIET_COMMITS: Final = 3
 _KNOWN_COMMITS: Final = 100
-_THREADS: Final = 32
+# Servers that keep objects as files take 255 bytes for the last part of a name.
+MAX_NAME_BYTES: Final = 240
+MAX_PATH_BYTES: Final = 1024
+# What most requests have in common. Another text needs another form of names.
+_COMMON: Final = (
+    b'","max_messages":100,"timeout":null,"fail_on_data_loss":true,"max_bytes":null,'
+    b'"max_timeout":null,"intervals":null}}]]}{"extend":{"targets":[["',
+    b'","intervals":null,"whole":false,"delay":null,"error":null,"reason":"rejected",'
+    b'"jitter":0.0,"handler_failed":false}]}}]]}',
+    b'{"format":2,"commands":[["default",{"lease":{"worker_id":"',
+    b'{"format":2,"commands":[["default",{"settle":{"parts":[{"verb":"ack","lease_id":"',
+)
+_DICTIONARY: Final = b"".join(_COMMON)
 # The requests that this process could not run, by root and path. Their own writers run them.
 _left: Final[RecentSet[tuple[str, str]]] = RecentSet(10_000)
 
 
 def delete_old_requests(files: ObjectStore) -> int:
     """Delete the requests of killed writers, and other old files. Return the number of files."""
-    before = time.time() - OLD_SECONDS
-    old = [file.path for file in files.list_all(_ALL) if file.modified < before]
-    old = [path for path in old if is_data_path(path)]  # others can be deleted by hand only
-    files.delete_many(old)
-    return len(old)
+    return files.delete_older(_ALL, files.now() - OLD_SECONDS)
+
+
+class Peers:
+    """What a process knows of the other writers of a table."""
+
+    def __init__(self) -> None:
+        self._quiet_commits = QUIET_COMMITS
+        self.leads = False  # whether a thread of this process commits for others
+        self.led_until = 0.0  # until then, the next commit of a writer that leads is expected
+        self.cycle = 0.0  # seconds from one commit of the leader to the next, lately, or 0
+        self._known_at = 0.0  # when this process knew all commits
+        self._delay = 0.0  # from the time in a commit of the leader to the earliest look at it
+        self.due_at = 0.0  # when the leader's next commit is expected
+
+    @property
+    def delegate(self) -> bool:
+        """Return whether others delegate their commands, or run those of others."""
+        return self._quiet_commits < QUIET_COMMITS
+
+    def met(self) -> None:
+        """Note that others commit, too."""
+        self._quiet_commits = 0
+
+    def note_commit(self, *, shared: bool) -> None:
+        """Note a commit that ran commands of this process, and perhaps those of others."""
+        self._quiet_commits = 0 if shared else self._quiet_commits + 1
+
+    def read_note(self, note: Mapping[str, Any]) -> None:
+        """Note what the commit of another writer says, perhaps one of some time ago."""
+        served = note.get(SERVED)
+        # A commit that served its own writer alone shows nobody that shares.
+        if isinstance(served, dict) and (not served or any(served.values())):
+            self.met()
+
+    def follow_leader(self, note: Mapping[str, Any], seconds: float) -> None:
+        """Note whether the writer of a new commit leads. It ends after `seconds` without one."""
+        if LEADS not in note:  # its writer met nobody
+            return
+        self.led_until = time.monotonic() + seconds if note[LEADS] is True else 0.0
+        cycle = note.get(CYCLE)
+        if isinstance(cycle, float):
+            known = min(max(0.0, cycle), LONGEST_CYCLE)
+            self.cycle = (self.cycle + known) / 2 if self.cycle else known
+
+    def knows_all(self, at: float) -> bool:
+        """Return whether there is at most one new commit of the leader at a time."""
+        return at < self._known_at + 2 * self.cycle
+
+    def looked(self, at: float, written_at: float | None) -> None:
+        """Note a look. It found a commit of a time by its writer's clock soon after that, or none.
+
+        The other clock may be anything, because only its differences count.
+        """
+        self._known_at, self.due_at = at, 0.0  # any other look does not show when to look next
+        if written_at is not None:
+            delay = at - written_at
+            later = delay - self._delay
+            if not 0 <= later <= self.cycle:  # the look was early, or it is a new leader
+                self._delay = delay
+            self.due_at = written_at + self._delay + self.cycle
 
 
 class DelegationTurn(CommitTurn):
@@ -79,16 +159,18 @@ class DelegationTurn(CommitTurn):
         files: ObjectStore,
         log: DeltaLog,
         commands: Sequence[Any],
-        backoff: Backoff | None = None,
+        peers: Peers | None = None,
     ) -> None:
         super().__init__(log)
         self._files = files
-        self._backoff = backoff or Backoff()
-        self._request = DelegatedRequest(uuid.uuid4().hex, self._seen, commands)
+        self._peers = peers or Peers()
+        request = DelegatedRequest(uuid.uuid4().hex, self._seen, commands)
+        self._request = _with_packed_commands(request, files.root)
         self._latency = 0.0  # of the write of the file, in seconds
-        self._is_behind = False
+        self._look_at = 0.0  # the time before which there is no outcome
+        self._looked = False  # for commits since the write of the file
         self._others_share = False
-        self._led_commits = 0  # that came since, and perhaps did not run the own request
+        self._led_commits = 0  # that came since, and did not run the own request
         self._names: list[str] = []  # paths of the requests to run with the next own commit
         self._stale: list[str] = []
 
@@ -99,8 +181,9 @@ class DelegationTurn(CommitTurn):
     def wait(self, until: float) -> Any | None:
         self.delegate()
         began, listed, listed_at = time.monotonic(), None, -1
+        self._look_at = began + REQUESTS_BEFORE_OUTCOME * self._latency
         while self.request_id not in self._ran:
-            now, led_until = time.monotonic(), min(until, self._backoff.led_until)
+            now, led_until = time.monotonic(), min(until, self._peers.led_until)
             if now < led_until and self._led_commits < LED_COMMITS:
                 self._wait_for_commit(led_until)
             elif listed is None or self._is_turn(listed, now - began) or now > until:
@@ -117,42 +200,50 @@ class DelegationTurn(CommitTurn):
             return
         began = time.monotonic()
         self._delegated = True  # also if the write fails: a store may apply it all the same
+        request = self._request
         with wrap_store_errors(self._files.root, "delegating commands in"):
-            self._files.write(f"{FOLDER}/{self._request.name}", self._request.encode())
+            content = b"" if request.packed else request.encode()
+            self._files.write(f"{FOLDER}/{request.name}", content)
         self._latency = min(time.monotonic() - began, LATENCY_LIMIT)
 
     def _wait_for_commit(self, until: float) -> None:
         """Wait for a commit, or until a time."""
-        version = self._log.state.version
-        pause = 0.0 if self._is_behind else REQUESTS_BEFORE_OUTCOME * self._latency
-        self._is_behind = True  # if the first look finds a commit, there may be more
-        while self._log.state.version == version:
-            if time.monotonic() > until:
-                return
-            if self._backoff.leads:  # another thread makes the next commit
+        peers = self._peers
+        while self._log.state.version <= self._seen and (now := time.monotonic()) <= until:
+            look_at = max(self._look_at, peers.due_at)
+            if peers.leads:  # another thread makes the next commit
                 time.sleep(POLL_SECONDS)
+            elif now < look_at:
+                time.sleep(min(look_at, until + POLL_SECONDS) - now)
             else:
-                time.sleep(pause)
-                pause = max(POLL_SECONDS, self._latency / 2)
-                with wrap_store_errors(self._files.root, "reading"):
-                    self._log.step()
-            self._take_notes(self._log.state.version)
-            self._is_behind = self._is_behind and self._log.state.version > version
-        self._led_commits += not self._is_behind  # else it may have landed before the request
+                self._look_for_commit(now)
+                self._look_at = time.monotonic() + max(POLL_SECONDS, self._latency / 2)
+        self._take_notes(self._log.state.version)
+
+    def _look_for_commit(self, now: float) -> None:
+        version, knows_all = self._log.state.version, self._looked or self._peers.knows_all(now)
+        with wrap_store_errors(self._files.root, "reading"):
+            state = self._log.step() if knows_all else self._log.refresh()
+        found = self._log.known_commits(version + 1, state.version) if knows_all else []
+        self._peers.looked(now, found[-1].timestamp / SECOND if found else None)
+        self._led_commits += len(found)  # others may have landed before the request
+        self._looked = True
 
     def find_more_requests(self) -> None:
         """Look for the requests to run after those of the own commit."""
         time.sleep(REQUESTS_BEFORE_NEXT * self._latency)
-        self._is_turn(self._look(), 0.0)
+        # A commit of another writer is rare now, and the own one finds out all the same.
+        self._is_turn(self._look(follow=not self._log.only_writer), 0.0)
 
-    def _look(self) -> list[FileInfo]:
-        """Look for commits and for requests at the same time. Return the requests."""
+    def _look(self, *, follow: bool = True) -> list[FileInfo]:
+        """Look for requests, and for commits at the same time. Return the requests."""
         with (
             wrap_store_errors(self._files.root, "reading requests in"),
             ThreadPoolExecutor(1) as pool,
         ):
             listing = pool.submit(self._files.list, FOLDER)
-            self._follow()
+            if follow:
+                self._follow()
             try:
                 return [file for file in listing.result() if is_request(file.path)]
             except OSError as error:  # also a name that the store's client cannot read
@@ -161,15 +252,7 @@ class DelegationTurn(CommitTurn):
 
     def _take_note(self, note: Mapping[str, Any]) -> None:
         super()._take_note(note)
-        self._note_leader(note)
-
-    def _note_leader(self, note: Mapping[str, Any]) -> None:
-        """Note whether the writer of a new commit leads."""
-        if LEADS not in note:  # its writer met nobody
-            return
-        leads = note.get(LEADS) is True
-        wait = REQUESTS_OF_A_LEADER * self._latency + LEADER_SECONDS
-        self._backoff.led_until = time.monotonic() + wait if leads else 0.0
+        self._peers.follow_leader(note, REQUESTS_OF_A_LEADER * self._latency + LEADER_SECONDS)
 
     def _is_turn(self, listed: Sequence[FileInfo], waited: float) -> bool:
         """Note the requests to run. Return whether this writer must commit."""
@@ -217,21 +300,22 @@ class DelegationTurn(CommitTurn):
         commits = self._log.known_commits(version - count, version - 1)
         return any(commit.note.get(LEADS) is True for commit in commits)
 
-    def requests_to_run(self, meanwhile: Callable[[], object]) -> list[DelegatedRequest]:
-        names = [path for path in self._names if id_of(path) not in self._ran]
-        names = names[:MAX_REQUESTS]
-        if not names:
-            return []
-        with ThreadPoolExecutor(min(_THREADS, len(names)) + 1) as pool:
-            pool.submit(meanwhile)
-            requests = list(pool.map(self._read, names))
-        return [request for request in requests if request is not None]
+    def requests_to_run(self) -> list[DelegatedRequest]:
+        paths = [path for path in self._names if id_of(path) not in self._ran][:MAX_REQUESTS]
+        stored = [path for path in paths if not packed_of(path)]
+        requests = [self._decoded(path, _unpacked(path)) for path in paths if packed_of(path)]
+        requests += self._files.for_each(stored, self._read)
+        known = (request for request in requests if request is not None)
+        return sorted(known, key=lambda request: request.name)
 
     def _read(self, path: str) -> DelegatedRequest | None:
         try:
-            request = DelegatedRequest.decode(path, self._files.read(path))
+            return self._decoded(path, self._files.read(path))
         except OSError:
             return None  # its writer withdrew it, or will run it itself
+
+    def _decoded(self, path: str, content: bytes) -> DelegatedRequest | None:
+        request = DelegatedRequest.decode(path, content)
         if request is None:
             _left.add((self._files.key, path))
         return request
@@ -260,3 +344,26 @@ class DelegationTurn(CommitTurn):
             self._files.delete_many(paths)
         except STORE_ERRORS as error:
             _log.debug("requests in %s were not deleted: %s", self._files.root, error)
+
+
+def _with_packed_commands(request: DelegatedRequest, root: str) -> DelegatedRequest:
+    """Return a request with its commands in its name, if they fit."""
+    content = request.encode()
+    room = MAX_PATH_BYTES - len(f"{root}/{FOLDER}/".encode())
+    # The text of an error may quote a message, and stores log the names of objects.
+    if b'"error":"' in content:
+        return request
+    packer = zlib.compressobj(zdict=_DICTIONARY)
+    data = packer.compress(content) + packer.flush()
+    packed = replace(request, packed=base64.urlsafe_b64encode(data).rstrip(b"=").decode())
+    return packed if len(packed.name) <= min(room, MAX_NAME_BYTES) else request
+
+
+def _unpacked(path: str) -> bytes:
+    """Return what a request with its commands in its name would contain, nothing if unreadable."""
+    packed = packed_of(path)
+    try:
+        data = base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4))
+        return zlib.decompressobj(zdict=_DICTIONARY).decompress(data, MAX_BYTES)
+    except (ValueError, zlib.error):
+        return b""

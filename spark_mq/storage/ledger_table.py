@@ -12,9 +12,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -30,7 +28,7 @@ from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_tab
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.commit_turn import SERVED, CommitTurn
-from spark_mq.storage.delegated_commands import DelegationTurn, delete_old_requests
+from spark_mq.storage.delegated_commands import DelegationTurn, Peers, delete_old_requests
 from spark_mq.storage.heartbeat_files import delete_heartbeats, delete_old_heartbeats
 from spark_mq.storage.ledger_files import (
     LEASES_SCHEMA,
@@ -64,7 +62,6 @@ _log = logging.getLogger(__name__)
 _PARTITION: Final = "consumer_group"
 # Tag of a group's file: the last sequence of ``messages/`` that its ledger has reached.
 REACHED: Final = "spark_mq.reached"
-_THREADS: Final = 32
 _RECENT: Final = 100  # commits further back in the log do not show who competes now
 
 
@@ -94,7 +91,8 @@ class LedgerTable:
         self._events = event_cache()
         self._commit_lock = fair_lock_for(self.files.key)
         self.backoff = Backoff()  # of this process's commits
-        self._pauses_read_up_to = -1  # the version up to which pauses were taken over
+        self.peers = Peers()
+        self._notes_read_up_to = -1  # the version up to which notes of others were read
         self._last_operation = ""  # the id of the last commit of this handle
         self.was_changed = False  # by this handle, or for it
         self._files_checked = False
@@ -135,7 +133,7 @@ class LedgerTable:
         asks the store for newer commits. With None, the store skips that if it costs a request.
         """
         seen = -1
-        refresh = not self.may_skip_look() if refresh is None else refresh
+        refresh = self.files.is_local if refresh is None else refresh
         while True:
             looked = refresh or seen >= 0
             version, files = self._partition(group, looked)
@@ -162,19 +160,21 @@ class LedgerTable:
     def _partition(self, group: str, refresh: bool) -> tuple[int, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:
             version, files = self.log.partition_at({_PARTITION: group}, refresh=refresh)
-            if version != self._pauses_read_up_to:
-                self._take_over_pauses(version)
+            if version != self._notes_read_up_to:
+                self._read_notes(version)
             return version, files
 
-    def _take_over_pauses(self, version: int) -> None:
-        """Take over the pauses that commits of other writers name."""
-        first = max(self._pauses_read_up_to + 1, version - _RECENT)
+    def _read_notes(self, version: int) -> None:
+        """Note what commits of other writers say of themselves."""
+        first = max(self._notes_read_up_to + 1, version - _RECENT)
         for commit in self.log.known_commits(first, version):
-            pause = commit.note.get(PAUSE)
-            if isinstance(pause, int | float) and commit.operation_id != self._last_operation:
-                self.backoff.take_over(pause)
-                self.backoff.shares = self.backoff.shares or SERVED in commit.note
-        self._pauses_read_up_to = version
+            if commit.operation_id != self._last_operation:
+                note, pause = commit.note, commit.note.get(PAUSE)
+                self.peers.read_note(note)
+                # Who shares commits need not pause, and older versions name a pause all the same.
+                if isinstance(pause, int | float) and SERVED not in note:
+                    self.backoff.take_over(pause)
+        self._notes_read_up_to = version
 
     def _ledger(self, group: str, files: tuple[AddFile, ...]) -> Ledger | None:
         if not files:
@@ -207,7 +207,8 @@ class LedgerTable:
         """
         stored = [snapshot for snapshot, _ in changes]
         ledgers = {each.group: ledger for each, ledger in changes if ledger is not None}
-        added = dict(zip(ledgers, self._write_files(ledgers), strict=True))
+        written = self.files.for_each(list(ledgers.items()), self._write_file)
+        added = dict(zip(ledgers, written, strict=True))
         change = Change(
             operation_id,
             note,
@@ -233,8 +234,8 @@ class LedgerTable:
                     self._discard(file)
             raise
         self._last_operation, self.was_changed = operation_id, True
-        if self._pauses_read_up_to == version - 1:
-            self._pauses_read_up_to = version
+        if self._notes_read_up_to == version - 1:
+            self._notes_read_up_to = version
         if not self._files_checked:
             self.repair_files()
         for snapshot, ledger in changes:
@@ -253,7 +254,7 @@ class LedgerTable:
         return not self.files.is_local
 
     def turn(
-        self, delegable: Callable[[], Sequence[Any] | None], *, contended: bool
+        self, delegable: Callable[[], Sequence[Any] | None], *, lost: bool
     ) -> CommitTurn | None:
         """Return the turn in which others may run the JSON commands, or None to only pause."""
         if not self.delegates:
@@ -261,31 +262,25 @@ class LedgerTable:
                 return None
             line = os.path.join(os.path.dirname(self.files.key), "_locks", "leases")
             return LocalTurn(line, self.log, delegable)
-        # It costs requests, so without contention there is none.
-        commands = delegable() if contended else None
+        # It costs requests, so a writer that meets nobody has none.
+        commands = delegable() if lost or self.peers.delegate else None
         if commands is None:
             return None
-        self.backoff.shares = True
-        return DelegationTurn(self.files, self.log, commands, self.backoff)
+        if lost:
+            self.peers.met()
+        return DelegationTurn(self.files, self.log, commands, self.peers)
 
-    def request_pause(self, pause: float, *, share: bool = False) -> None:
-        """Ask other writers to pause, and with `share` to share commits."""
+    def ask_others(self, note: Mapping[str, Any]) -> None:
+        """Tell the other writers something by a commit that changes nothing."""
         self._last_operation = uuid.uuid4().hex
-        note: dict[str, Any] = {"operation": "ask others to wait", PAUSE: round(pause, 3)}
-        if share:
-            note[SERVED] = {}
+        change = Change(self._last_operation, {"operation": "ask others to wait", **note})
         try:
-            self.log.commit(Change(self._last_operation, note), self.log.refresh().version)
+            self.log.commit(change, self.log.refresh().version)
         except SparkMQError as error:
-            _log.debug("requesting a pause in %s failed: %s", self.path, error)
+            _log.debug("asking other writers of %s failed: %s", self.path, error)
 
-    def _write_files(self, ledgers: Mapping[str, Ledger]) -> list[AddFile]:
-        if self.files.is_local or len(ledgers) < 2:
-            return list(starmap(self._write_file, ledgers.items()))
-        with ThreadPoolExecutor(min(_THREADS, len(ledgers))) as pool:
-            return list(pool.map(self._write_file, ledgers, ledgers.values()))
-
-    def _write_file(self, group: str, ledger: Ledger) -> AddFile:
+    def _write_file(self, named: tuple[str, Ledger]) -> AddFile:
+        group, ledger = named
         encoded = encode_ledger(ledger)
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
         with wrap_store_errors(self.path, f"changing group {group!r} in"):

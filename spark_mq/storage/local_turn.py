@@ -128,7 +128,6 @@ class LocalTurn(CommitTurn):
         return self.is_first
 
     def _others_commit(self) -> bool:
-        """Return whether others have made a commit since the last look."""
         before = self._seen
         self._follow()
         return self._seen > before
@@ -171,7 +170,6 @@ class LocalTurn(CommitTurn):
             self._withdraw()
 
     def _withdraw(self) -> None:
-        """Delete the own request, if it is still there."""
         if self._file is not None and self._request is not None:
             self._delete([f"{self._folder}/{self._request.name}"])
             _close(self._file)
@@ -179,7 +177,7 @@ class LocalTurn(CommitTurn):
 
     # -- the requests of others
 
-    def requests_to_run(self, meanwhile: Callable[[], object]) -> list[DelegatedRequest]:
+    def requests_to_run(self) -> list[DelegatedRequest]:
         self._withdraw()
         if not self.is_first:
             return []

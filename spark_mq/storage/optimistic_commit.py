@@ -17,11 +17,11 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.commit_turn import LEADS, SERVED, CommitTurn, DelegatedRequest
+from spark_mq.storage.commit_turn import CYCLE, LEADS, SERVED, CommitTurn, DelegatedRequest
 from spark_mq.storage.delegated_commands import DelegationTurn
 from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot, note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.util.backoff import Backoff, too_many_conflicts
+from spark_mq.util.backoff import too_many_conflicts
 from spark_mq.util.user import with_user
 
 __all__ = ["Batch", "OptimisticCommit", "commit", "show_groups"]
@@ -34,12 +34,10 @@ TIMEOUT_SECONDS: Final = 30.0
 # would lose each race. Other writers lose fewer, and ask for nothing.
 ASK_AFTER: Final = 5
 
-# Pause in seconds that a commit names if it ran the commands of others. Other writers then delegate
-# without a conflict.
-SHARED_PAUSE: Final = 0.2
-
 # How long a writer leads. Then any other one may, because the first one may be a slow one.
 LEAD_SECONDS: Final = 10.0
+# A leader deletes so many requests together, because that is one request to a store.
+DELETED_TOGETHER: Final = 24
 
 
 class Batch(Protocol):
@@ -98,12 +96,13 @@ class OptimisticCommit:
         self._groups = batch.groups  # of the own commands
         self._losses = 0
         self._is_nested = False  # whether the thread is in another commit to the table
-        self._backoff = store.backoff
+        self._backoff, self._peers = store.backoff, store.peers
         self._turn: CommitTurn | None = None
         self._requests: Sequence[DelegatedRequest] = ()
         self._ran: Sequence[DelegatedRequest] = ()  # with the commit
         self._leads = False  # whether the last commit says that another one follows
         self._leads_until: float | None = None  # None before the first such commit
+        self._led_at = 0.0  # when that commit was written
 
     def run(self) -> None:
         """Repeat until a commit lands, or there is nothing to commit. Raise ContentionTimeout."""
@@ -138,8 +137,7 @@ class OptimisticCommit:
                     met = self._write(snapshots, after, began)
                     if met and looked and self._turn is None and self._store.delegates:
                         # Each commit of others cost requests, although it changed other groups.
-                        self._store.backoff.shares = True
-                        self._store.backoff.take_over(SHARED_PAUSE)
+                        self._peers.met()
                     return
                 if looked:  # else the state may be old
                     self._leave(self._requests)
@@ -192,20 +190,17 @@ class OptimisticCommit:
 
     def _wait(self, until: float) -> bool:
         """Wait for a turn, or pause. Return whether another writer ran the commands."""
-        backoff = self._backoff
         if self._turn is None and not self._is_nested:
-            contended = bool(backoff.shares or self._losses)
-            self._turn = self._store.turn(self._batch.delegable, contended=contended)
+            self._turn = self._store.turn(self._batch.delegable, lost=self._losses > 0)
         turn = self._turn
         if turn is not None and (outcome := turn.wait(until)) is not None:
-            self._won(0.0, shared=turn.shared and self._delegation is not None)
+            self._won(0.0, shared=turn.shared)
             self._batch.accept(outcome)
             self._store.was_changed = True
             return True
         # Writers that share make few commits, so a race with them is rare.
-        may_wait = self._delegation is None and (self._losses or not backoff.shares)
-        if backoff.pause and may_wait:
-            backoff.wait(self._batch.priority.value)
+        if self._backoff.pause and self._delegation is None:
+            self._backoff.wait(self._batch.priority.value)
         if turn is not None:
             self._take_requests(turn)
         return False
@@ -224,12 +219,8 @@ class OptimisticCommit:
         """Read the requests to run with the next commit."""
         if self._batch.exclusive:
             return
-        self._requests = turn.requests_to_run(self._read_own)
+        self._requests = turn.requests_to_run()
         self._batch.take(self._requests)
-
-    def _read_own(self) -> None:
-        for group in self._groups:
-            self._store.read(group, refresh=False)
 
     def _lost(self, error: CommitConflict, began: float, started: float) -> None:
         """Note a lost race. Raise ContentionTimeout after too many of them."""
@@ -238,14 +229,13 @@ class OptimisticCommit:
             what = f"{show_groups(self._groups)}: a commit"
             group = self._groups[0] if len(self._groups) == 1 else None
             raise too_many_conflicts(what, self._losses, TIMEOUT_SECONDS, group) from error
-        self._backoff = self._store.backoff
         self._backoff.lost(now - began)
         if self._delegation is not None:
             if not self._delegation.others_share():
-                # The winner does not look for requests yet. A commit with a pause makes it look.
-                self._store.request_pause(SHARED_PAUSE, share=True)
+                # The winner does not look for requests yet. Such a note makes it look.
+                self._store.ask_others({SERVED: {}})
         elif self._losses % ASK_AFTER == 0:
-            self._store.request_pause(self._backoff.pause)
+            self._store.ask_others({PAUSE: round(self._backoff.pause, 3)})
 
     def _write(
         self,
@@ -254,7 +244,7 @@ class OptimisticCommit:
         began: float,
     ) -> int:
         """Return how many commits of others came first."""
-        batch, backoff, turn = self._batch, self._backoff, self._turn
+        batch, turn = self._batch, self._turn
         note = note_of_groups(
             [{"group": group, **with_user(batch.notes[group])} for group in after]
         )
@@ -268,10 +258,14 @@ class OptimisticCommit:
                 note[SERVED] = served
             if can_lead:
                 note[LEADS] = leads
+            if leads:
+                now = time.monotonic()
+                if self._led_at:
+                    note[CYCLE] = round(now - self._led_at, 3)
+                self._led_at = now
         # Who shares commits need not pause for a writer that can delegate nothing.
-        names_pause = self._delegation is not None or not backoff.shares
-        if backoff.pause and names_pause and (is_own or len(ran) > 1):
-            note[PAUSE] = round(backoff.pause, 3)
+        if self._backoff.pause and not self._store.delegates:
+            note[PAUSE] = round(self._backoff.pause, 3)
         met = self._store.write(
             *((snapshots[group], _next_revision(ledger)) for group, ledger in after.items()),
             operation_id=uuid.uuid4().hex,
@@ -284,36 +278,43 @@ class OptimisticCommit:
         self._leads = leads
         if leads and is_own:
             self._leads_until = time.monotonic() + LEAD_SECONDS
-        shared = self._delegation is not None and len(ran) + is_own > 1
-        self._won(time.monotonic() - began, shared=shared)
+        self._won(time.monotonic() - began, shared=len(ran) + is_own > 1)
         self._store.notifier.notify()
         return met
 
     def _won(self, seconds: float, *, shared: bool) -> None:
         """Note a commit that took some seconds. `shared` if it ran requests of several writers."""
-        backoff = self._backoff
-        backoff.won(seconds)
-        if shared:
-            backoff.take_over(SHARED_PAUSE)
-        if not backoff.pause and self._store.backoff is backoff:
-            self._store.backoff = Backoff()
+        self._backoff.won(seconds)
+        if self._delegation is not None:
+            self._peers.note_commit(shared=shared)
 
     def _may_lead(self) -> bool:
         """Return whether this writer makes the next commit, too, if others delegate."""
         if self._leads_until is not None:
             return time.monotonic() < self._leads_until
-        return not self._backoff.leads
+        return not self._peers.leads
 
     def _lead(self) -> None:
         """Commit what others delegate, as long as they do."""
-        turn, backoff = self._delegation, self._backoff
+        turn, peers = self._delegation, self._peers
         assert turn is not None
-        backoff.leads = True
+        peers.leads = True
         try:
             turn.close(self._ran)
+            self._commit_for_others(turn)
+        except Exception as error:  # also if the process ends: others notice that it leads no more
+            _log.debug("commits for other writers of %s ended: %s", self._store.path, error)
+        finally:
+            peers.leads, peers.led_until = False, 0.0
+
+    def _commit_for_others(self, turn: DelegationTurn) -> None:
+        done: list[DelegatedRequest] = []
+        try:
             # The process ends with its main thread.
             while self._leads and threading.main_thread().is_alive():
                 began, self._ran, self._batch = time.monotonic(), (), self._batch.of_others()
+                if self._backoff.pause:  # another writer has asked for it
+                    self._backoff.wait()
                 turn.find_more_requests()
                 self._take_requests(turn)
                 snapshots, _ = self._read(None)
@@ -321,16 +322,18 @@ class OptimisticCommit:
                 after = self._batch.apply(snapshots)
                 if not after:  # no requests, or only their own writers can run them
                     turn.leave(self._requests)
-                    break
+                    return
                 met = self._write(snapshots, after, began)
-                turn.delete(self._ran)
+                done += self._ran
+                if len(done) >= DELETED_TOGETHER:
+                    turn.delete(done)
+                    done = []
                 self._batch.log()
                 if met and turn.others_lead(met):  # one of both is enough
-                    break
-        except Exception as error:  # also if the process ends: others notice that it leads no more
-            _log.debug("commits for other writers of %s ended: %s", self._store.path, error)
+                    return
         finally:
-            backoff.leads, backoff.led_until = False, 0.0
+            if done:
+                turn.delete(done)
 
 
 def _next_revision(ledger: NextLedger) -> Ledger | None:

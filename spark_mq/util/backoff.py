@@ -1,9 +1,9 @@
-"""Pause before commits, so that writers on other machines share fairly.
+"""Pause before commits, so that writers without a common line share fairly.
 
 The pauses make collisions seldom. A lost race lengthens a writer's pauses, and a commit shortens
-them. A commit carries its writer's pause, and each reader of the commit takes it over. So a writer
-that wins each race slows down at the first commit of another one. Wireless networks share a channel
-like this (MACAW, SIGCOMM 1994).
+them. On a disk, a commit carries its writer's pause, and each reader of the commit takes it over.
+So a writer that wins each race slows down at the first commit of another one. Wireless networks
+share a channel like this (MACAW, SIGCOMM 1994).
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ class Backoff:
         self._common = 0.0  # the pause that the last commit named
         self._losses = 0  # since this writer's last commit
         self._attempt = 0.0  # seconds that the last attempt took
-        self.shares = False  # whether others delegate their commands, or run those of others
-        self.leads = False  # whether a thread of this process commits for others
-        self.led_until = 0.0  # until then, the next commit of a writer that leads is expected
 
     @property
     def pause(self) -> float:

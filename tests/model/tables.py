@@ -18,6 +18,7 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, DataFile, MessageIndex, 
 from spark_mq.ledger.ranges import Event, Ledger, LedgerHeader
 from spark_mq.parquet.lease_columns import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
+from spark_mq.storage.delegated_commands import Peers
 from spark_mq.storage.history_table import HISTORY_SCHEMA, Archived
 from spark_mq.storage.id_files import NO_IDS, new_name
 from spark_mq.storage.ledger_files import (
@@ -193,7 +194,7 @@ class MemoryLedgers:
     """Ledgers in memory, with optimistic commits on a dict."""
 
     def __init__(self, clock: Clock = system_clock) -> None:
-        self.backoff = Backoff()
+        self.backoff, self.peers = Backoff(), Peers()
         self.notifier = Notifier()
         self._clock = clock
         # Each commit's account of itself, as DESCRIBE HISTORY shows it for a Delta table.
@@ -257,10 +258,10 @@ class MemoryLedgers:
             self.txns.update((app, (number, latest + 1)) for app, number in txns)
             return 0
 
-    def turn(self, delegable: Any, *, contended: bool) -> None:
+    def turn(self, delegable: Any, *, lost: bool) -> None:
         pass  # threads of one process share their commits already
 
-    def request_pause(self, pause: float, *, share: bool = False) -> None:
+    def ask_others(self, note: Mapping[str, Any]) -> None:
         pass  # the threads of a process get their turn at a lock
 
     def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:

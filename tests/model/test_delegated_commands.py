@@ -88,7 +88,7 @@ class Requests(Writers):
             writer.turn = None
         elif writer.turn._is_turn(listed, 1e9):
             writer.leads = True
-            writer.requests = writer.turn.requests_to_run(lambda: None)
+            writer.requests = writer.turn.requests_to_run()
 
     def commit(self, at: int) -> None:
         """It commits its own request and those that it has read."""
@@ -163,7 +163,7 @@ class Leaders(Requests):
             return
         if not requests:
             turn.find_more_requests()
-            if found := turn.requests_to_run(lambda: None):
+            if found := turn.requests_to_run():
                 self.led[at] = writer, turn, found
             return
         snapshot = writer.table.read(GROUP, refresh=False)

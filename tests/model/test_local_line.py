@@ -75,7 +75,7 @@ class Line(Writers):
         elif not writer.is_first:
             self.look(at)
         elif writer.requests is None:
-            writer.requests = writer.turn.requests_to_run(lambda: None)
+            writer.requests = writer.turn.requests_to_run()
             self.for_the_dead |= {request.request_id for request in writer.requests} & self.dead
         elif writer.ran is None:
             self.commit(at)

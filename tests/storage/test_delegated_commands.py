@@ -26,10 +26,15 @@ from spark_mq import Lease, Queue, errors
 from spark_mq.delta.actions import Change
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.commands import Command
-from spark_mq.ledger.settle import ACK, Settle, SettlePart
+from spark_mq.ledger.settle import ACK, NACK, Extend, Settle, SettlePart
 from spark_mq.operations.command_json import decode_result, encode_command
-from spark_mq.storage.commit_turn import LEADS, MAX_BYTES, SERVED
-from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn, delete_old_requests
+from spark_mq.storage.commit_turn import CYCLE, LEADS, MAX_BYTES, SERVED, id_of, packed_of
+from spark_mq.storage.delegated_commands import (
+    FOLDER,
+    DelegationTurn,
+    Peers,
+    delete_old_requests,
+)
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.user import act_as
 
@@ -136,6 +141,56 @@ def test_a_commit_runs_the_lease_that_another_writer_has_delegated(queue: Queue)
     assert queue.group().stats().leased == 10
     assert deleted(queue)
     assert {one.worker_id for one in queue.group().leases()} == {"w", "delegated"}
+
+
+def test_a_listing_is_enough_to_read_small_requests(queue: Queue, byte_store: ByteStore) -> None:
+    held, other = leased(again(queue), 3), leased(again(queue), 2)
+    settle = Settle((SettlePart(ACK, held.lease_id),))
+    commands = (lease_of(4), settle, Extend(((other.lease_id, None),), None))
+    turns = [delegate(again(queue), command) for command in commands]
+    assert {file.stat().st_size for file in files(queue)} == {0}
+    assert max(len(file.name) for file in files(queue)) < 190
+    seen = byte_store.paths("read", of=ledgers_of(queue).files)
+    leased(queue, 5)
+    outcomes = [outcome(turn)[0] for turn in turns]
+    assert decode_result(settle, outcomes[1])[0].settled == 3
+    assert queue.group().stats().leased == 4 + 2 + 5
+    assert not [path for path in seen if path.startswith(FOLDER)]
+
+
+def test_the_text_of_an_error_is_in_no_name(queue: Queue) -> None:
+    """It may quote a message, and stores log the names of objects."""
+    part = SettlePart(NACK, leased(again(queue), 1).lease_id, error="secret")
+    delegate(again(queue), Settle((part,)))
+    (file,) = files(queue)
+    assert b"secret" in file.read_bytes()
+    assert not packed_of(file.name)
+
+
+def test_a_large_request_is_content(queue: Queue) -> None:
+    targets = tuple((uuid.uuid4().hex, None) for _ in range(9))
+    delegate(again(queue), Extend(targets, None))
+    (file,) = files(queue)
+    assert targets[8][0].encode() in file.read_bytes()
+    assert not packed_of(file.name)
+
+
+@pytest.mark.parametrize("packed", ["x", "A" * 150, "eJyrVkrLL8pNLFGyMqrV"])
+def test_a_name_whose_commands_cannot_be_read_stops_nobody(
+    queue: Queue, limits: Limits, packed: str
+) -> None:
+    name = f"{ledgers_of(queue).version():020d}-{uuid.uuid4().hex}-{packed}.json"
+    put_request(queue, b"", name)
+    assert len(sequences(leased(queue, 5))) == 5
+    limits(turn_seconds=3600.0)
+    assert len(sequences(leased(queue, 5))) == 5
+
+
+def test_a_writer_that_meets_nobody_stops_delegating(queue: Queue, byte_store: ByteStore) -> None:
+    written = byte_store.paths("write", of=ledgers_of(queue).files)
+    for _ in range(6):
+        leased(queue, 1)
+    assert sum(path.startswith(FOLDER) for path in written) == 3
 
 
 def test_a_commit_runs_what_is_delegated_of_all_groups(queue: Queue) -> None:
@@ -250,6 +305,7 @@ def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
     assert outcome(later[0]) is not None
     commits = list(ledgers_of(queue).log.commits(before + 1, ledgers_of(queue).version()))
     assert [one.note[LEADS] for one in commits] == [True, True]
+    assert [type(one.note.get(CYCLE)) for one in commits] == [type(None), float]
     assert later[0].request_id in commits[1].note[SERVED]
     assert len(sequences(own)) == 5
     assert queue.group().stats().leased == 5 + 5 + 3
@@ -488,9 +544,10 @@ def test_a_request_without_end_is_not_read(
 
 
 def test_a_writer_whose_requests_nobody_can_run_commits_itself(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, limits: Limits
 ) -> None:
     """It is of a newer version, and works beside older ones."""
+    limits(name_bytes=0)
 
     def newer(call: Call) -> None:
         path, data = call.args
@@ -520,7 +577,7 @@ def test_an_outcome_that_cannot_be_read_is_an_error(queue: Queue, byte_store: By
 
     def answer() -> None:
         (file,) = files(queue)
-        served = {file.stem[-32:]: [{"settled": "all"}]}
+        served = {id_of(file.name): [{"settled": "all"}]}
         log.commit(Change("newer", {"operation": "ack", SERVED: served}), log.refresh().version)
 
     on_look(byte_store, sharing(queue), answer)
@@ -695,6 +752,42 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
     second.join(30)
     assert len(sequences(got[0]) | sequences(got[1])) == 10
     assert ledgers_of(queue).version() <= before + 2, "nobody lost a race"
+
+
+@pytest.mark.parametrize(
+    ("named", "known"),
+    [(0.2, 0.35), (-3.0, 0.25), (1e9, 0.75), (float("inf"), 0.75), ("x", 0.5)],
+)
+def test_the_cycle_that_a_commit_names_stops_nobody_for_long(named: Any, known: float) -> None:
+    peers = Peers()
+    peers.follow_leader({LEADS: True, CYCLE: 0.5}, MINUTE)
+    peers.follow_leader({LEADS: True, CYCLE: named}, MINUTE)
+    peers.looked(100.0, 7.0)
+    assert peers.due_at == pytest.approx(100.0 + known)
+
+
+def test_a_writer_that_has_not_looked_for_two_cycles_of_the_leader_reads_all_its_commits() -> None:
+    peers = Peers()
+    peers.follow_leader({LEADS: True, CYCLE: 0.2}, MINUTE)
+    peers.looked(100.0, 7.0)
+    assert [peers.knows_all(at) for at in (100.0, 100.3, 100.5)] == [True, True, False]
+    peers.looked(100.5, None)
+    assert peers.due_at < 100.5, "nobody knows when the next one comes"
+
+
+def test_a_writer_that_has_looked_late_looks_earlier_for_the_next_commit() -> None:
+    peers = Peers()
+    peers.follow_leader({LEADS: True, CYCLE: 1.0}, MINUTE)
+    for at, written_at, due_at in (
+        (100.0, 7.0, 101.0),
+        (101.4, 8.0, 102.0),  # 0.4 s late
+        (101.9, 8.9, 102.9),
+        (102.8, 9.9, 103.8),  # 0.1 s earlier than ever
+        (200.0, 70.0, 201.0),  # another leader, whose clock is behind
+        (201.0, 900.0, 202.0),  # and one whose clock is ahead
+    ):
+        peers.looked(at, written_at)
+        assert peers.due_at == pytest.approx(due_at)
 
 
 def test_commits_by_a_person_are_not_delegated(queue: Queue, byte_store: ByteStore) -> None:

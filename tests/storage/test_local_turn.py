@@ -54,7 +54,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def turn_of(queue: Queue, commands: Any = None) -> LocalTurn:
     ledgers = ledgers_of(queue)
     ledgers.version()
-    turn = ledgers.turn(lambda: commands, contended=False)
+    turn = ledgers.turn(lambda: commands, lost=False)
     assert isinstance(turn, LocalTurn)
     return turn
 
@@ -342,7 +342,7 @@ def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None
         log = DeltaLog(ObjectStore(ledgers.path))
         turn = LocalTurn(str(folder)[: -len(".requests")], log, lambda: None)
         assert turn.wait(0.0) is None
-        found = turn.requests_to_run(lambda: None)
+        found = turn.requests_to_run()
         assert len(found) == 1
         assert turn.not_run(found) == []
         turn.close()

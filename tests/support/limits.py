@@ -45,6 +45,7 @@ PLACES = {
     "line_patience": "storage.local_turn.PATIENCE_SECONDS",
     "line_poll": "storage.local_turn.POLL_SECONDS",
     "looks_a_try": "operations.acquire.LOOKS_A_TRY",
+    "name_bytes": "storage.delegated_commands.MAX_NAME_BYTES",
     "offer_seconds": "util.fair_lock.TURN_SECONDS",
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",
     "outage_pause": "operations.outages.FIRST_PAUSE",

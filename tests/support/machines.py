@@ -7,8 +7,8 @@ import time
 import pytest
 
 from spark_mq import Queue
+from spark_mq.storage.delegated_commands import Peers
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock
 from support.limits import Limits
 from support.tables import ledgers_of
@@ -34,11 +34,10 @@ def machines(processes: None, monkeypatch: pytest.MonkeyPatch, limits: Limits) -
     limits(turn_seconds=0.0)
 
 
-def sharing(queue: Queue, pause: float = 0.2, *, led_for: float = 0.0) -> Queue:
+def sharing(queue: Queue, *, led_for: float = 0.0) -> Queue:
     """Let a handle think that others compete and delegate, and that one leads for some seconds."""
-    backoff = Backoff()
-    backoff.led_until = time.monotonic() + led_for
-    backoff.take_over(pause)
-    backoff.shares = True
-    ledgers_of(queue).backoff = backoff
+    peers = Peers()
+    peers.led_until = time.monotonic() + led_for
+    peers.met()
+    ledgers_of(queue).peers = peers
     return queue
