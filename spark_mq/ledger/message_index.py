@@ -274,10 +274,8 @@ class MessageIndex:
         return batches
 
     def replaced_after(self, seq: int) -> Mapping[int, Sequence[Interval]]:
-        """Return the messages that later ones replace, by the first sequence of their file.
-
-        It is empty if none of them lies after a sequence.
-        """
+        """Return the messages that later ones replace, by the first sequence of their file."""
+        # It is empty if none of them lies after a sequence.
         if self._replaced[0] < self.last_sequence:
             self._replaced = self._find_replaced()
         _, last, maps = self._replaced

@@ -51,13 +51,11 @@ def create_queue_tables(
     exist_ok: bool,
     given: Collection[str] = (),
 ) -> bool:
-    """Create the missing tables of a queue, and return if any was. Raise NotAQueue or QueueExists.
-
-    Commit 0 of ``messages/`` decides on the settings. Commit 0 of ``leases/`` completes the queue
-    and decides whose queue is new. Between the two commits, no one can tell whether the creator
-    crashed or is slow, so others may complete the queue with the settings that they find. `given`
-    names the settings that an existing queue must have.
-    """
+    """Create a queue's missing tables. Return if any was. Raise NotAQueue or QueueExists."""
+    # Commit 0 of ``messages/`` decides on the settings. Commit 0 of ``leases/`` completes the queue
+    # and decides whose queue is new. Between the two commits, no one can tell whether the creator
+    # crashed or is slow, so others may complete the queue with the settings that they find. `given`
+    # names the settings that an existing queue must have.
     refuse_delta_table(root, options)
     messages, ledgers, _ = _stores(root, options, settings)
     complete = ledgers.open() is not None  # before messages/, which is created first

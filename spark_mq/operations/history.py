@@ -206,24 +206,12 @@ class SettledRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettledMessages:
-    """The retained messages that a group has settled, and the numbers of those left out.
+    """The retained messages that a group has settled, and the numbers of those left out."""
 
-    Attributes
-    ----------
-    index
-        The index that has their files.
-    ranges
-        Those settled within the wanted time, in order of sequence. Some have no message.
-    unknown
-        Those of which the history has no end, in order. Nobody knows when they were settled.
-    trimmed
-        Messages that were settled within the time, and whose data files a trim may have dropped.
-    """
-
-    index: MessageIndex
-    ranges: tuple[SettledRange, ...]
-    unknown: tuple[SettledRange, ...]
-    trimmed: int
+    index: MessageIndex  # that has their files
+    ranges: tuple[SettledRange, ...]  # within the wanted time, in order. Some have no message
+    unknown: tuple[SettledRange, ...]  # of which the history has no end, in order
+    trimmed: int  # messages of the time whose data files a trim may have dropped
 
     @property
     def unknown_count(self) -> int:

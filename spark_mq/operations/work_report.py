@@ -38,10 +38,8 @@ Held = tuple[GroupLedger, Callable[[], Sequence[Range]]]  # a group, and the mes
 
 @contextmanager
 def reported_work(held: Sequence[Held], worker_id: str | None) -> Iterator[Callable[..., Any]]:
-    """Yield ``run(handler, *arguments)``, which reports the work if the program has an SDK.
-
-    A settle in the block belongs to the trace, but its time to no span of the work.
-    """
+    """Yield ``run(handler, *arguments)``, which reports the work if the program has an SDK."""
+    # A settle in the block belongs to the trace, but its time to no span of the work.
     reporter = current_reporter()
     if reporter is None:
         yield operator.call
