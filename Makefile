@@ -64,6 +64,8 @@ demo: setup .venv/.demo-data ## run the demonstration
 
 # Side by side, because Spark often waits. The log of test-core is printed at its end.
 log :=
+# Neither half imports the tests of the other: that takes a quarter of a minute. tests/docs has tests of both.
+on_spark := tests/jobs tests/notebooks tests/spark
 # Empty in make test-all, so that the tests marked slow run, too.
 daily := and not slow
 side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going log=.venv/test-core.log test-core test-spark
@@ -87,12 +89,12 @@ test-all: setup ## run all tests, and of the suites the quick parts
 
 .PHONY: test-core
 test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
-	@$(python) -m pytest -m "not spark $(daily)" --durations=10 \
+	@$(python) -m pytest -m "not spark $(daily)" $(on_spark:%=--ignore=%) --durations=10 \
 	  $(if $(log),>$(log) 2>&1; status=$$?; cat $(log); exit $$status)
 
 .PHONY: test-spark
 test-spark: setup ## the part of make test that needs Spark; daily= adds the tests marked slow
-	@$(with_spark) $(python) -m pytest -m "spark $(daily)" --durations=10
+	@$(with_spark) $(python) -m pytest -m "spark $(daily)" $(on_spark) tests/docs --durations=10
 
 SUITE :=
 # The quick part of a suite, of one or two minutes.

@@ -44,6 +44,8 @@ OPTIONAL = (
 )
 """The folders whose tests run with an option of that name alone."""
 ON_SPARK = ("cluster", "connect", "jobs", "notebooks", "pipelines", "spark")
+MAY_NEED_SPARK = {*ON_SPARK, *OPTIONAL, "docs", "stores"}
+"""The folders in which the Makefile looks for tests that need Spark."""
 
 DAILY_BUDGET = 300
 """Seconds that the daily tests of one process may take on an idle machine with 2 cores."""
@@ -172,6 +174,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         if folder in ON_SPARK or "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
+        if item.get_closest_marker("spark") and folder not in MAY_NEED_SPARK:
+            raise pytest.UsageError(f"no target runs {item.nodeid}: move it to tests/spark")
         if item.get_closest_marker("delta") and (reason := without_delta()):
             item.add_marker(pytest.mark.skip(reason=reason))
         if store or folder == "stores" or "remote" in fixtures:

@@ -118,7 +118,7 @@ def drain(queue: Queue) -> None:
 
 
 # Odd, so that some of them lie before a call and some after one. `make fault` kills at each.
-SOME = 25
+SOME = 75
 MORE = 1 if os.environ.get("CRASHES") == "all" else 5
 
 

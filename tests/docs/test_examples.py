@@ -44,7 +44,16 @@ def _name(page: Path) -> str:
 
 ALL = [pytest.param(page, id=_name(page)) for page in pages()]
 PLAIN = [pytest.param(p, id=_name(p)) for p in pages() if _runnable(p) and not _needs_spark(p)]
-SPARK = [pytest.param(p, id=_name(p)) for p in pages() if _needs_spark(p)]
+LONG = {
+    *("docs/howto/backup.md", "docs/howto/operating.md", "docs/howto/order.md"),
+    *("docs/howto/spark-workers.md", "docs/tutorial.md"),
+}
+"""Pages that run several queries. `make test-all` runs them."""
+SPARK = [
+    pytest.param(p, id=_name(p), marks=[pytest.mark.slow] * (_name(p) in LONG))
+    for p in pages()
+    if _needs_spark(p)
+]
 
 
 class Page:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.blocks import ROOT
+from support.marks import slow_but
 
 RECIPES = ROOT / "examples"
 
@@ -67,7 +68,7 @@ def test_a_repeated_publish_skips_what_landed(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", SPARK)
+@pytest.mark.parametrize("name", slow_but({"stream_to_delta"}, SPARK))
 def test_a_recipe_with_spark_prints_what_it_should(
     name: str, tmp_path: Path, spark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

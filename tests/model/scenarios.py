@@ -572,7 +572,7 @@ SLOW: set[str] = {
     "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes",
     "flaky_verdicts", "company", "failing_batches",
     "in_places", "broken", "singly", "ordered", "ordered_parts", "ordered_stream",
-    "limited_by_key", "fair",
+    "limited_by_key", "fair", "snoozing",
 }  # fmt: skip
 """Explored as a whole in make test-all only. A mutant is found in each of them in a second."""
 

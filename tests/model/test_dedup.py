@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.handles import memory_store
+from support.marks import slow_but
 from support.rule_variants import gets, instead, then
 
 from spark_mq.delta.object_store import ObjectStore
@@ -222,7 +223,9 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+@pytest.mark.parametrize(
+    "mutant", slow_but(MUTANTS[:1], MUTANTS), ids=[mutant.name for mutant in MUTANTS]
+)
 def test_no_rule_of_dedup_can_be_missed(mutant: Mutant) -> None:
     with mutant.applied(), pytest.raises(Violation):
         explore()

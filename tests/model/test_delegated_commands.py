@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule
+from support.marks import slow
 from support.rule_variants import Variant, returns, then
 
 from spark_mq.errors import CommitConflict
@@ -183,17 +184,21 @@ class Leaders(Requests):
 
 
 TestRequests = Requests.TestCase
-TestRequests.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRequests.settings = settings(
+    max_examples=15 * settings.default.max_examples // 8, stateful_step_count=40
+)
 TestLeaders = Leaders.TestCase
-TestLeaders.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeaders.settings = settings(
+    max_examples=3 * settings.default.max_examples // 4, stateful_step_count=40
+)
 
 
 @pytest.mark.parametrize(
     ("name", "variant"),
     [
         ("DelegationTurn._known_after", returns(-1)),
-        ("CommitTurn._read_note", returns(None)),
-        ("CommitTurn.not_run", then(lambda new, a: a.requests)),
+        slow("CommitTurn._read_note", returns(None)),
+        slow("CommitTurn.not_run", then(lambda new, a: a.requests)),
     ],
 )
 def test_no_rule_can_be_missed(name: str, variant: Variant) -> None:

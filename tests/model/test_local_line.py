@@ -19,6 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from support.limits import Limits
+from support.marks import slow
 from support.rule_variants import Variant, instead, returns, then
 
 from spark_mq.errors import CommitConflict
@@ -246,7 +247,9 @@ def at_once(limits: Limits) -> None:
 
 
 TestLine = Line.TestCase
-TestLine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLine.settings = settings(
+    max_examples=5 * settings.default.max_examples // 4, stateful_step_count=40
+)
 
 
 @pytest.mark.parametrize(
@@ -254,15 +257,15 @@ TestLine.settings = settings(max_examples=100, stateful_step_count=40, deadline=
     [
         # A holder that died after its commit, or was passed, and a commit that lost a race.
         ("LocalTurn.not_run", then(lambda new, a: a.requests), "ran"),
-        ("CommitTurn._read_note", returns(None), "ran"),
+        slow("CommitTurn._read_note", returns(None), "ran"),
         # A reader that follows one group, and knows no commit to several.
-        (
+        slow(
             "CommitTurn._read_note",
             instead(lambda right, a: None if LEDGERS in a.note else right(**vars(a))),
             "ran",
         ),
         # A conflict check that looks at the first group of a commit.
-        (
+        slow(
             "Commit.conflict_with",
             instead(
                 lambda right, a: right(
@@ -277,11 +280,11 @@ TestLine.settings = settings(max_examples=100, stateful_step_count=40, deadline=
             "ran|lost",
         ),
         # A frozen holder runs the request of a writer that has passed it.
-        ("CommitTurn.own_outcome", returns({}), "ran"),
+        slow("CommitTurn.own_outcome", returns({}), "ran"),
         # A writer that takes the line although a commit ran its commands.
-        ("CommitTurn.outcome", returns(None), "ran"),
+        slow("CommitTurn.outcome", returns(None), "ran"),
         # A writer that died while it waited.
-        (
+        slow(
             "local_turn:_lock",
             instead(lambda right, a: a.kind is None and right(**vars(a))),
             "dead",

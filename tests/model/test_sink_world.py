@@ -16,6 +16,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from support.marks import slow, slow_but
 from support.rule_variants import Variant, instead, returns, rule_variant
 from support.sinks import SCHEMA, make_sink, values
 
@@ -24,6 +25,7 @@ from spark_mq.ledger.sink_writes import SinkWrite
 from spark_mq.testing import ManualClock, memory_queue
 
 SEEDS = range(12)
+DAILY = range(3)
 MESSAGES = 24
 
 
@@ -187,7 +189,7 @@ MUTANTS: list[tuple[str, str, Variant]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", slow_but(DAILY, SEEDS))
 def test_the_sink_has_each_message_once(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path / "sink", seed)
     world.run()
@@ -202,7 +204,11 @@ def test_the_sink_has_each_message_once_in_more_worlds(tmp_path: Path, seed: int
     world.check()
 
 
-@pytest.mark.parametrize(("name", "rule", "variant"), MUTANTS, ids=[m[0] for m in MUTANTS])
+@pytest.mark.parametrize(
+    ("name", "rule", "variant"),
+    [MUTANTS[0], *(slow(*mutant) for mutant in MUTANTS[1:])],
+    ids=[m[0] for m in MUTANTS],
+)
 def test_each_rule_is_needed(tmp_path: Path, name: str, rule: str, variant: Variant) -> None:
     # Few worlds have a worker that sleeps through the naming of another one.
     fates = ("acks", "sleeps", "sleeps", "names late") if rule == "AppendGuard.naming" else FATES

@@ -78,6 +78,7 @@ def test_the_notebook_is_stored_without_outputs_and_is_short() -> None:
     assert sum(cell.source.count("\n") + 1 for cell in cells) <= 100
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_the_busiest_group(run: Callable[..., Shown]) -> None:
     shown = run(None)
     group = of(shown, "deliveries, default=None")[0]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from support.harness import Freezer, Stream, make_queue
-from support.sinks import sink
+from support.marks import slow
+from support.sinks import make_sink
 from support.spark_session import spark
 
 from spark_mq import Queue
@@ -37,6 +38,12 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Queue:
         return make_queue(tmp_path / "queue")
     store = request.getfixturevalue("remote")
     return make_queue(store.new_path(), storage_options=store.options)
+
+
+@pytest.fixture(params=["table", slow("queue")])
+def sink(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A sink of a group. `make test` takes a queue only where the test is about queues."""
+    return make_sink(tmp_path / "sink", request.param)
 
 
 @pytest.fixture

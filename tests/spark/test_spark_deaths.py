@@ -157,6 +157,7 @@ def test_a_driver_that_is_killed_with_its_jvm_keeps_the_order_of_keys(
     assert check_order_of_queue(queue.path, ["g"]).wrong == []
 
 
+@pytest.mark.slow
 def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(
     stream: Stream, queue: Queue
 ) -> None:

@@ -118,6 +118,7 @@ def test_what_ack_manual_never_saw_for_a_filter_expires_too(stream: Stream, queu
     assert (stats.acked, stats.leased) == (0, 3)
 
 
+@pytest.mark.slow
 def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_a_stream_gets_values_and_rejects_others_with_the_reason(
     assert letters["error"].to_pylist() == [reason]
 
 
+@pytest.mark.slow
 def test_a_batch_is_replayed_in_the_format_of_the_next_start(
     spark: Any, queue: Queue, stream: Stream
 ) -> None:

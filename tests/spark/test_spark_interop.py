@@ -75,6 +75,7 @@ def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
 
 
 @pytest.mark.delta
+@pytest.mark.slow
 def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
     """Delta Lake for Spark casts no STRING to BINARY in an append of a DataFrame."""
     text = spark.createDataFrame([("a",)], "value STRING")
@@ -87,6 +88,7 @@ def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
 
 
 @pytest.mark.delta
+@pytest.mark.slow
 def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
     spark.sql(f"INSERT INTO delta.`{messages_of(queue).path}` (value) VALUES (CAST('a' AS BINARY))")
     assert texts(take(queue)) == ["a"]
@@ -211,6 +213,7 @@ def test_spark_reads_each_table_as_it_is(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.delta
+@pytest.mark.slow
 def test_a_checkpoint_of_spark_keeps_the_ledgers(spark: Any, queue: Queue) -> None:
     """A small ledger is in the log. So is one that a RESTORE of Spark brings back."""
     queue.publish(["a", "b", "c"])

@@ -69,6 +69,7 @@ spark.streams.removeListener(listener)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_removes_its_listener_ends_quietly(tmp_path: Path) -> None:
     """Although the event of the last batch may still be on its way."""
     (tmp_path / "rows.json").write_text('{"a": 1}')

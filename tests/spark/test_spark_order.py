@@ -211,6 +211,7 @@ def peek(spark: Any, queue: Queue, group: str | None = None) -> Any:
 
 
 @pytest.mark.delta
+@pytest.mark.slow
 def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> None:
     """Also of foreign files, whose writers check nothing."""
     queue = make_queue(tmp_path / "plain")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, make_queue, numbered
-from support.marks import slow
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
@@ -38,8 +37,9 @@ class Hidden:
             Path(f"{file}.hidden").rename(file)
 
 
-@pytest.mark.parametrize("on_error", ["nack", slow("raise")])
-@pytest.mark.parametrize("reader", ["spark", slow("python")])
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["nack", "raise"])
+@pytest.mark.parametrize("reader", ["spark", "python"])
 def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
     spark: Any, tmp_path: Path, reader: str, on_error: str
 ) -> None:

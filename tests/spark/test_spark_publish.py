@@ -46,6 +46,7 @@ def test_a_dataframe_is_published_in_one_commit_with_keys_headers_ids_and_times(
     assert [m.published_at.timestamp() for _, m in sorted(got.items())] == [0, 1, 2, 3]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_binary_values_come_through_byte_for_byte(spark: Any, stream: Stream, queue: Queue) -> None:
     raw = bytes(range(256))
     spark.createDataFrame([(bytearray(raw),)], "value BINARY").write.format("spark_mq").mode(
@@ -161,6 +162,7 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
     )
 
 
+@pytest.mark.slow
 def test_a_query_may_move_messages_from_one_queue_to_another(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:

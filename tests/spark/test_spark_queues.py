@@ -57,6 +57,7 @@ def test_a_trigger_that_never_acks_is_refused(
     assert both[0].group("g").stats().leased == 0
 
 
+@pytest.mark.slow
 def test_a_function_serves_one_query_at_a_time(
     spark: Any, both: tuple[Queue, Queue], tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_rows_that_say_nothing_of_messages_end_the_query_and_settle_nothing(
     assert stream.group.stats().leased == 2
 
 
+@pytest.mark.slow
 def test_a_delay_column_overrides_the_backoff_of_a_nack(stream: Stream) -> None:
     stream.queue.publish(numbered(2))
 

@@ -123,6 +123,7 @@ def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(
     assert (stream.group.stats().acked, stream.group.stats().dead) == (6, 4)
 
 
+@pytest.mark.slow
 def test_a_batch_of_which_nothing_is_left_reads_as_none(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(3))
     counts: list[int] = []
@@ -143,6 +144,7 @@ def test_with_ack_first_it_gives_what_has_been_acked(stream: Stream, queue: Queu
     assert len(by_spark) == stream.group.stats().acked == 5
 
 
+@pytest.mark.slow
 def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_path: Path) -> None:
     queues = [make_queue(tmp_path / name) for name in ("one", "two")]
     for queue in queues:

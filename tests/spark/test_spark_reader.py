@@ -82,7 +82,7 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
     assert stream.group.stats().acked == 77
 
 
-@pytest.mark.parametrize("ack", ["on_success", slow("on_receive"), "manual"])
+@pytest.mark.parametrize("ack", [slow("on_success"), slow("on_receive"), "manual"])
 def test_each_ack_policy_hands_over_the_same_rows(stream: Stream, queue: Queue, ack: str) -> None:
     queue.publish(numbered(6))
     both = Both(stream, ack=ack)
@@ -121,7 +121,7 @@ CHANGED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", slow_but({"filter", "other value"}, CHANGED))
+@pytest.mark.parametrize("change", slow_but({"filter"}, CHANGED))
 def test_a_change_between_the_source_and_the_function_stays_in_the_batch(
     stream: Stream, queue: Queue, change: str
 ) -> None:
@@ -144,7 +144,7 @@ PRUNED: dict[str, Callable[[Stream], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("pruned", slow_but({"select", "schema"}, PRUNED))
+@pytest.mark.parametrize("pruned", slow_but({"schema"}, PRUNED))
 def test_a_choice_of_columns_is_read_by_spark(stream: Stream, queue: Queue, pruned: str) -> None:
     queue.publish(numbered(6))
     both = Both(stream)
@@ -177,6 +177,7 @@ def test_python_reads_the_batch_if_asked_to(stream: Stream, queue: Queue) -> Non
         stream.group.for_each_batch(lambda batch, lease: None, reader="rust")
 
 
+@pytest.mark.slow
 def test_the_source_reads_small_batches_and_those_with_min_partitions(
     stream: Stream, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +256,8 @@ def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> No
     ]
 
 
-@pytest.mark.parametrize("kind", ["ns", slow("us")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ns", "us"])
 def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
     stream: Stream, queue: Queue, kind: str
 ) -> None:
@@ -302,6 +304,7 @@ def test_a_file_that_shrinks_after_the_lease_is_not_acked(stream: Stream, queue:
     assert stream.group.stats().acked == 0
 
 
+@pytest.mark.slow
 def test_a_store_that_spark_cannot_read_is_read_by_the_source(
     stream: Stream, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -322,6 +325,7 @@ def test_a_store_that_spark_cannot_read_is_read_by_the_source(
     ] == ["WARNING"]
 
 
+@pytest.mark.slow
 def test_the_listener_counts_the_rows_that_spark_reads(
     spark: Any, stream: Stream, queue: Queue
 ) -> None:

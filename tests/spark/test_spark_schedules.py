@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.harness import Stream
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock
 
 
+@pytest.mark.slow
 def test_spark_reads_and_writes_a_queue_with_schedules(spark: Any, tmp_path: Path) -> None:
     clock = ManualClock()
     queue = Queue.create(tmp_path / "scheduled", clock=clock)

@@ -36,6 +36,7 @@ print("read", messages.count())
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_program_needs_no_variable_and_no_configuration(tmp_path: Path) -> None:
     delta = without_delta() is None
     own = {

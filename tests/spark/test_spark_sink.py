@@ -130,6 +130,7 @@ def test_a_batch_of_which_every_row_is_settled_appends_nothing_and_goes_on(
 
 @pytest.mark.delta
 @OF_TABLES
+@pytest.mark.slow
 def test_writers_with_options_of_the_lease_take_a_batch_without_rows(
     stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
@@ -248,6 +249,7 @@ def test_a_partitioned_table_gets_files_with_statistics(
 
 
 @OF_TABLES
+@pytest.mark.slow
 def test_partitions_by_time_have_the_instants_of_the_rows_in_each_time_zone(
     spark: Any, tmp_path: Path, sink: str
 ) -> None:
@@ -390,6 +392,7 @@ def test_new_columns_are_added_if_the_program_says_so(
 
 @pytest.mark.delta
 @OF_TABLES
+@pytest.mark.slow
 def test_a_table_that_asks_more_of_rows_is_refused(
     spark: Any, tmp_path: Path, stream: Stream
 ) -> None:

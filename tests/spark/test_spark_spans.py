@@ -67,6 +67,7 @@ def traced(spark: Any, spans: Path) -> Any:
     return session
 
 
+@pytest.mark.slow
 def test_leases_acks_replays_and_the_sink_have_spans(spark: Any, tmp_path: Path) -> None:
     queue, copies = make_queue(tmp_path / "orders"), make_queue(tmp_path / "copies")
     queue.publish([str(n) for n in range(5)])

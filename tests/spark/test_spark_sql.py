@@ -100,6 +100,7 @@ QUERIES = {
 }
 
 
+@pytest.mark.slow
 def test_filters_change_no_result(pushing: Any, busy: Queue) -> None:
     def count(where: str) -> int:
         frame = pushing.read.format("spark_mq").option("consumerGroup", "billing").load(busy.path)

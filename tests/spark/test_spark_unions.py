@@ -72,6 +72,7 @@ def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(
     assert (one.group.stats().acked, two.group.stats().acked) == (3, 4)
 
 
+@pytest.mark.slow
 def test_a_union_without_for_each_batch_is_acked_on_commit(pair: tuple[Stream, Stream]) -> None:
     one, two = pair
     rows: list[str] = []

@@ -86,6 +86,7 @@ def test_invalid_values_are_rejected_with_their_reason_before_process(
     assert letters["error"].to_pylist() == [ERROR]
 
 
+@pytest.mark.slow
 def test_rejected_values_do_not_come_back_by_a_read_that_python_does(
     queue: Queue, parsed: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_rejected_values_do_not_come_back_by_a_read_that_python_does(
     assert parsed.group.stats().dead == 1
 
 
+@pytest.mark.slow
 def test_process_is_not_called_if_no_value_is_valid(queue: Queue, stream: Stream) -> None:
     queue.publish([BAD, BAD])
     parsed = Stream(stream.spark, queue, stream.checkpoint, valueSchema=SCHEMA)

@@ -88,6 +88,7 @@ def test_describe_history_shows_who_did_what(spark: Any, queue: Queue) -> None:
     assert {(note["group"], note["worker_id"]) for note in leases} == {("g", "w")}
 
 
+@pytest.mark.slow
 def test_a_version_that_was_cleaned_is_refused_by_name(spark: Any, queue: Queue) -> None:
     latest = version(queue, "leases")
     lease = queue.group("g").lease("w")
