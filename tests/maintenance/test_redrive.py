@@ -60,12 +60,6 @@ def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:
     assert not {"spark_mq.error", "spark_mq.reason"} & set(message.headers)
 
 
-def test_each_dead_letter_is_redriven_once(queue: Queue) -> None:
-    with_dead(queue, ["a", "b"])
-    assert [queue.redrive().messages, again(queue).redrive().messages] == [2, 0]
-    assert back(queue) == ["0", "1"]
-
-
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_dead_messages_that_no_sweep_has_routed_are_reported(
     queue: Queue, caplog: pytest.LogCaptureFixture, dry_run: bool
@@ -162,32 +156,19 @@ def test_a_rate_spreads_the_redrive_over_rounds(
     assert [pause for pause in pauses if pause] == [1.0, 1.0], "2, 2 and 1: none after the last"
 
 
-@pytest.mark.parametrize("step", range(1, 7))
-@pytest.mark.parametrize("repairs", [False, True])
-def test_killed_at_any_step_each_goes_back_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, step: int, repairs: bool
-) -> None:
-    """Before and after each of the three commits: freeze, publish, settle."""
-
-    def by(mark: str) -> dict[str, Any]:
-        """The values say whose transform has made them."""
-        return {"transform": f"value || '{mark}'"} if repairs else {}
-
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_any_step_each_goes_back_once(make: Make, at: int, when: str) -> None:
+    """Nobody else has the transform of a repair, so its letters are given back if unpublished."""
     queue = with_dead(make(), ["a", "b", "c"])
-    kind, place = divmod(step - 1, 2)
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        dies: dict[str, Any] = {"after" if place else "before": die}
-        if kind == 1:
-            on_publish(patch, queue, once(**dies))
-        else:
-            on_commit(patch, "dead_letters/leases", at=1 + kind // 2, **dies)
-        queue.redrive(**by("first"))
-        pytest.fail("it was to be killed")
-    second = again(queue).redrive(**by("second"))
-    assert second.messages == (0 if step == 6 else 3), "it counts what it has finished"
-    # Nobody else has the transform, so its letters are given back before the publish.
-    mark = "" if not repairs else "first" if step >= 4 else "second"
-    assert back(queue) == [f"{n}{mark}" for n in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        on_commit(patch, "", at=at, **{when: die})
+        with pytest.raises(Killed):
+            queue.redrive(transform="value || 'first'")
+    second = again(queue).redrive(transform="value || 'second'")
+    assert second.messages == (0 if (at, when) == (3, "after") else 3), "what it has finished"
+    is_published = at == 3 or (at, when) == (2, "after")
+    assert back(queue) == [f"{n}{'first' if is_published else 'second'}" for n in range(3)]
     assert again(queue).redrive().messages == 0
 
 
@@ -367,25 +348,21 @@ def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> N
     assert queue.redrive(dry_run=True).messages == 1
 
 
-@pytest.mark.parametrize("step", range(1, 7))
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("next_to", [True, False])
 def test_killed_at_any_step_each_goes_to_the_other_queue_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch, step: int, next_to: bool
+    make: Make, at: int, when: str, next_to: bool
 ) -> None:
-    """Before and after each of the three commits. The next redrive may be to the queue itself."""
+    """The next redrive may be to the queue itself."""
     queue = with_dead(make(), ["a", "b", "c"])
     other = beside(queue)
-    kind, place = divmod(step - 1, 2)
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        dies: dict[str, Any] = {"after" if place else "before": die}
-        if kind == 1:
-            on_commit(patch, f"{other.path.rpartition('/')[2]}/messages", **dies)
-        else:
-            on_commit(patch, "dead_letters/leases", at=1 + kind // 2, **dies)
-        queue.redrive(to=other)
-        pytest.fail("it was to be killed")
+    with pytest.MonkeyPatch.context() as patch:
+        on_commit(patch, "", at=at, **{when: die})
+        with pytest.raises(Killed):
+            queue.redrive(to=other)
     again(queue).redrive(to=other if next_to else None)
-    begun = next_to or step > 1
+    begun = next_to or (at, when) != (1, "before")
     assert (back(other), back(queue)) == ((["0", "1", "2"], []) if begun else ([], ["0", "1", "2"]))
     assert again(queue).redrive().messages == 0
 

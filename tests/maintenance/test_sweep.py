@@ -605,26 +605,6 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
 
 
 @pytest.mark.parametrize(
-    ("step", "at"),
-    [("delete", 2), ("read", 1), ("read", 2), ("list", 1), ("iterate_all", 1), ("open", 1)],
-)
-def test_two_sweepers_clean_at_once(
-    delta_queue: Make, byte_store: ByteStore, step: str, at: int
-) -> None:
-    queue = delta_queue()
-    queue.publish("a")
-    cycle(queue, 6)
-    make_old(*files_of(queue, "leases"))
-    one, two = again(queue), again(queue)
-    files = ledgers_of(one).files
-    injected = byte_store.inject(step, of=files, before=lambda: clean(two, 0, 0), at=at)
-    clean(one, 0, 0)
-    assert injected.calls >= at
-    assert again(queue).group().stats().ready == 1
-    assert lease(queue).ack().settled == 1
-
-
-@pytest.mark.parametrize(
     ("place", "step", "at"),
     [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1),
      (DeltaLog, "read_commit", 1), (cleanup, "checkpoint_path", 1), (cleanup, "_clean_data", 1),

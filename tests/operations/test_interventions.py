@@ -10,7 +10,7 @@ from support.handles import again, lease, route
 from support.tables import group_ledger_of
 
 from spark_mq import Message, Queue, SettleResult
-from spark_mq.errors import InvalidOption, LeaseLost, MessagesHeld
+from spark_mq.errors import InvalidOption, MessagesHeld
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -104,28 +104,6 @@ def test_a_dead_lettered_message_is_routed_with_its_reason(queue: Queue) -> None
     assert letters[0].headers["spark_mq.error"] == "by request"
 
 
-def test_retry_now_ends_a_delay_and_keeps_the_counts(queue: Queue, clock: ManualClock) -> None:
-    sequence = queue.publish("a").sequences[0]
-    held = lease(queue)
-    held.nack([sequence], delay="1h", error="busy")
-    group = queue.group()
-    assert states(queue) == {"delayed": 1}
-    assert group.retry_now(sequence) == 1
-    assert group.retry_now(sequence) == 0, "it is due already"
-    assert lease(queue).messages[0].delivery_count == 2
-
-
-def test_a_forced_retry_of_the_last_attempt_gives_new_attempts(make: Make) -> None:
-    queue = make(max_delivery_attempts=1)
-    sequence = queue.publish("a").sequences[0]
-    assert lease(queue).messages[0].delivery_count == 1
-    group = queue.group()
-    assert group.retry_now(sequence, force=True) == 1
-    group.expire()
-    assert states(queue) == {"ready": 1}
-    assert lease(queue).messages[0].delivery_count == 1
-
-
 def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) -> None:
     delay = timedelta(hours=1)
     s = queue.publish([Message(str(n), deliver_at=delay) for n in range(3)]).sequences
@@ -140,21 +118,6 @@ def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) 
     assert sorted(m.sequence for m in lease(again(queue)).messages) == list(s)
 
 
-@pytest.mark.parametrize("how", ["dead", "blocked"])
-def test_retry_now_gives_dead_and_blocked_messages_new_attempts(make: Make, how: str) -> None:
-    queue = make(
-        max_delivery_attempts=1, on_max_deliveries={"dead": "dead_letter"}.get(how, "block")
-    )
-    sequence = queue.publish("a").sequences[0]
-    lease(queue, 1).nack([sequence])
-    assert states(queue) == {how: 1}
-    assert queue.group().retry_now(sequence) == 1
-    held = lease(queue, 1)
-    assert held.messages[0].delivery_count == 1
-    assert held.ack() == SettleResult(1)
-    assert states(queue) == {"acked": 1}
-
-
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_held_message_is_refused_and_nothing_changes(queue: Queue, how: str) -> None:
     s = queue.publish(["a", "b"]).sequences
@@ -165,25 +128,6 @@ def test_a_held_message_is_refused_and_nothing_changes(queue: Queue, how: str) -
     assert held.lease_id in str(refused.value)
     assert states(queue) == {"leased": 1, "ready": 1}
     assert held.ack() == SettleResult(1)
-
-
-@pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
-def test_a_forced_change_fences_the_lease(queue: Queue, how: str, verb: str) -> None:
-    s = queue.publish(["a", "b"]).sequences
-    held = lease(queue, 2)
-    assert getattr(queue.group(), how)(s[0], force=True) == 1
-    expected = {"discard": "dropped", "retry_now": "ready", "dead_letter": "dead"}[how]
-    assert states(queue) == {"leased": 1, expected: 1}
-    if how == "discard" and verb != "extend":
-        assert getattr(held, verb)([s[0]]) == SettleResult(0, 1)
-    elif how == "discard":
-        assert held.extend("1m", [s[0]]) == SettleResult(0, 1)
-    else:
-        with pytest.raises(LeaseLost):
-            held.extend("1m", [s[0]]) if verb == "extend" else getattr(held, verb)([s[0]])
-    assert states(queue) == {"leased": 1, expected: 1}
-    assert held.ack([s[1]]) == SettleResult(1)
 
 
 def test_a_late_lease_does_not_hold_its_messages(queue: Queue, clock: ManualClock) -> None:

@@ -14,23 +14,6 @@ from spark_mq.testing import ManualClock
 Make = Callable[..., Queue]
 
 
-def test_a_message_released_for_later_is_due_then_however_often(
-    make: Make, clock: ManualClock
-) -> None:
-    queue = make(max_delivery_attempts=2)
-    group = queue.group()
-    queue.publish("not yet")
-    for _ in range(5):
-        lease = group.lease("w")
-        assert lease.messages[0].delivery_count == 1
-        assert lease.release(delay="15m") == SettleResult(1)
-        assert (group.stats().delayed, group.stats().ready) == (1, 0)
-        clock.advance("14m")
-        assert group.lease("w") is None
-        clock.advance("61s")
-    assert group.stats().ready == 1
-
-
 def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
     queue: Queue, clock: ManualClock
 ) -> None:
