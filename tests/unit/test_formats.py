@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 from support.formats import ORDER, ORDER_VALUE, order_class, order_descriptors
 
+from spark_mq import Message
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
 from spark_mq.integrations.formats import Avro, Confluent, Json, Protobuf, Pydantic, from_option
-from spark_mq.message import Message
 
 Order = order_class()
 PARSED = fastavro.parse_schema(ORDER)

@@ -25,7 +25,7 @@ from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
-from spark_mq.streaming import offset as offsets_of
+from spark_mq.streaming.offset import check_offset, parse_offset, stream_id_in_queue
 from spark_mq.util import validation as checks
 
 DEEP = "[" * 100_000
@@ -139,16 +139,14 @@ def test_descriptions_of_tables(text: str) -> None:
 @example({"batch": 0, "stream": "-" * 36})
 @example({"batch": 2**63, "stream": "0" * 8 + "-0000" * 3 + "-" + "0" * 12})
 def test_offsets(offset: Any) -> None:
-    several = partial(offsets_of.parse_offset, several=True)
-    for check in (offsets_of.check_offset, offsets_of.parse_offset, several):
+    several = partial(parse_offset, several=True)
+    for check in (check_offset, parse_offset, several):
         try:
             stream, n = check(offset)
         except errors.InvalidOption:
             continue
         assert 0 <= 2 * n + 2 < 2**63
-        assert offsets_of.stream_id_in_queue(stream, "/a") != offsets_of.stream_id_in_queue(
-            stream, "/b"
-        )
+        assert stream_id_in_queue(stream, "/a") != stream_id_in_queue(stream, "/b")
         assert parse_lease_id(f"{stream}/{n}/0a") == (stream, n, "0a")
 
 

@@ -9,8 +9,7 @@ from support.ledger_group import SECOND, Group, limits, seek
 from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
-from spark_mq.ledger.data_files import DataFile
-from spark_mq.ledger.message_index import MessageIndex, sequence
+from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import Pause, Resume
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 

@@ -15,7 +15,6 @@ from support.rule_variants import Variant, gets, instead, rule_variant
 from support.slot_files import LANES, LAYOUT, file_of
 
 from spark_mq import GroupSettings
-from spark_mq.errors import InvalidOption
 from spark_mq.ledger.lane_shares import BURSTS
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.settle import ACK, NACK, REJECT
@@ -328,13 +327,3 @@ def test_weights_are_a_mapping_or_text(given: Any, weights: dict[str, float]):
     assert GroupSettings.decoded(rules.encoded()) == rules
     assert rules.changes(rules.changed(weights=None)) == "weights=None"
     assert "=4, " in GroupSettings().changes(rules)
-
-
-@pytest.mark.parametrize(
-    "given", [{}, "", "gold", {"a": 0}, {"a": 101}, {"a": "x"}, {"a": True}, {3: 1}, 5,
-              {"": 2}, "=2", {"a": float("nan")}, {str(n): 1 for n in range(101)}]
-)  # fmt: skip
-def test_what_are_no_weights_is_refused(given: Any):
-    with pytest.raises(InvalidOption, match="weights=") as caught:
-        GroupSettings().changed(order="fair", weights=given)
-    assert caught.value.option == "weights"

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq import GroupSettings
-from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_filter import Filters, filter_id
 from spark_mq.ledger.selection import RowRuns
 
@@ -34,24 +33,6 @@ KIND = Filters()
 )  # fmt: skip
 def test_python_and_text_mean_the_same(given: Any, text: str, meant: dict[str, Any]) -> None:
     assert KIND.check("filter", given) == KIND.check("filter", text) == meant
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {}, "", "eu-", "key=eu-", "key_prefix", {"key": "a"}, {"key_prefix": []}, "header.=x",
-        {"key_prefix": [1]}, {"key_prefix": ""}, {"key_prefix": None}, {"header": {}}, "{]",
-        {"header": "region"}, {"header": {"": "a"}}, {"header": {1: "a"}}, ["key_prefix"], 3,
-        {"key_prefix": "x" * 1_001}, {"key_prefix": [str(n) for n in range(101)]}, "header.a",
-        {"header": {str(n): "a" for n in range(101)}}, {"key_prefix": "\ud800"}, "key_prefix=",
-        {"header": {"a": ["b", None]}}, "[]", "{}", "{\"a\": 1}", {"header": {"a": {"b": "c"}}},
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_anything_else_is_refused_with_the_fix(wrong: Any) -> None:
-    with pytest.raises(InvalidOption, match="key_prefix") as caught:
-        GroupSettings().changed(filter=wrong)
-    assert caught.value.option == "filter"
 
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)

@@ -90,8 +90,35 @@ def test_the_delays_after_failures_may_be_a_list():
     assert GroupSettings().changed(retry=["10s"], retry_jitter=0.5).delay(1, 1.0) == 15_000_000
 
 
-@pytest.mark.parametrize("given", [[], ["soon"], "10s,,1m", 10, None, ["-1s"], "exponental", {}])
-def test_what_is_no_retry_is_refused(given: Any):
-    with pytest.raises(InvalidOption, match="retry=") as caught:
-        GroupSettings().changed(retry=given)
-    assert caught.value.option == "retry"
+REFUSED: dict[str, tuple[str, list[Any]]] = {
+    "retry": ("retry=", [[], ["soon"], "10s,,1m", 10, None, ["-1s"], "exponental", {}]),
+    "rate_limit": (
+        r"rate_limit=.*is not a rate: use",
+        [100, "100", "fast", "0/s", "-1/s", "1.5/s", "10/x", "10/0s", "", "100/10", "10/0.5",
+         "10m/s"],
+    ),
+    "weights": (
+        "weights=",
+        [{}, "", "gold", {"a": 0}, {"a": 101}, {"a": "x"}, {"a": True}, {3: 1}, 5, {"": 2}, "=2",
+         {"a": float("nan")}, {str(n): 1 for n in range(101)}],
+    ),
+    "filter": (
+        "key_prefix",
+        [{}, "", "eu-", "key=eu-", "key_prefix", {"key": "a"}, {"key_prefix": []}, "header.=x",
+         {"key_prefix": [1]}, {"key_prefix": ""}, {"key_prefix": None}, {"header": {}}, "{]",
+         {"header": "region"}, {"header": {"": "a"}}, {"header": {1: "a"}}, ["key_prefix"], 3,
+         {"key_prefix": "x" * 1_001}, {"key_prefix": [str(n) for n in range(101)]}, "header.a",
+         {"header": {str(n): "a" for n in range(101)}}, {"key_prefix": "\ud800"}, "key_prefix=",
+         {"header": {"a": ["b", None]}}, "[]", "{}", '{"a": 1}', {"header": {"a": {"b": "c"}}}],
+    ),
+}  # fmt: skip
+"""Of each setting that has a form of its own, what the error says, and values without that form."""
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [(name, given) for name, (_, values) in REFUSED.items() for given in values]
+)
+def test_a_value_without_the_form_of_its_setting_is_refused(name: str, given: Any):
+    with pytest.raises(InvalidOption, match=REFUSED[name][0]) as caught:
+        GroupSettings().changed(order="fair", **{name: given})
+    assert caught.value.option == name

@@ -919,14 +919,15 @@ def keep_alive(
     return KeepAlive(extend, on_limit).add("lease", timeout, limit)
 
 
-def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage() -> None:
+@pytest.mark.parametrize("error", [OSError("the store is away"), RuntimeError("503 slow down")])
+def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage(error: Exception) -> None:
     calls: list[int] = []
     over = threading.Event()
 
     def extend(_: object, timeout: int) -> None:
         calls.append(timeout)
         if len(calls) == 1:
-            raise OSError("the store is away")
+            raise error
         raise LeaseLost("it holds nothing", lease_id="x", lost=[], result=None)
 
     alive = keep_alive(extend, over, timeout=3_000, limit=SECOND)
