@@ -15,7 +15,7 @@ from support.arrow_memory import at_most
 from support.limits import Limits
 from support.tables import group_ledger_of, messages_of
 
-from spark_mq import Lease, Message, Queue, ReceivedMessage
+from spark_mq import Lease, Message, Queue
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settle import ACK, NACK, SettlePart
@@ -95,46 +95,6 @@ def test_a_buffered_publisher_knows_each_sequence(queue: Queue) -> None:
     lease = queue.group().lease("w", max_messages=50)
     by_sequence = {m.sequence: m.text for m in lease.messages}
     assert [by_sequence[seq] for seq in sequences] == [str(n) for n in range(20)]
-
-
-def test_an_ordered_group_delivers_each_key_in_order(queue: Queue) -> None:
-    group = queue.group()
-    group.configure(order="key")
-    for start in range(0, 60, 20):
-        queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(start, start + 20)])
-    seen: dict[str | None, list[int]] = {}
-    for _ in range(200):
-        held = [group.lease(f"w{n}", max_messages=7) for n in range(3)]
-        keys = [{m.key for m in lease.messages} for lease in held if lease is not None]
-        assert len(set().union(*keys)) == sum(map(len, keys)), "two leases hold one key"
-        for lease in held:
-            if lease is not None:
-                for m in lease.messages:
-                    seen.setdefault(m.key, []).append(int(m.text))
-                lease.ack()
-        if not keys:
-            break
-    assert seen == {key: list(range(at, 60, 4)) for at, key in enumerate(KEYS[:4])}
-
-
-def test_a_lease_goes_on_after_a_nack_without_what_returned(queue: Queue) -> None:
-    group = queue.group()
-    group.configure(order="key")
-    queue.publish([Message(f"{n}", key="a") for n in range(3)])
-    lease = group.lease("w", max_messages=3)
-    lease.nack([lease.messages[1].sequence], delay=0)
-    assert lease.ack().settled == 1
-    assert texts(group.lease("w", max_messages=3)) == ["1", "2"]
-
-
-def test_a_higher_priority_comes_first_in_every_group(queue: Queue) -> None:
-    queue.publish(["low"] * 3)
-    queue.publish([Message("high", priority=9), Message("middle", priority=4)])
-    group = queue.group("plain")
-    assert texts(group.lease("w")) == ["high"]
-    assert texts(group.lease("w")) == ["middle"]
-    assert texts(group.lease("w", max_messages=9)) == ["low"] * 3
-    assert group.lease("w") is None
 
 
 def test_priority_needs_no_lanes() -> None:
@@ -280,17 +240,4 @@ def test_a_handler_of_leases_gets_each_key_in_order(queue: Queue) -> None:
             seen.setdefault(m.key, []).append(int(m.text))
 
     group.work(handle, mode="batch", threads=3, max_messages=4, until="empty")
-    assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}
-
-
-def test_a_handler_of_messages_sees_each_key_in_order(queue: Queue) -> None:
-    group = queue.group()
-    group.configure(order="key")
-    queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(40)])
-    seen: dict[str | None, list[int]] = {}
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.setdefault(message.key, []).append(int(message.text))
-
-    group.work(handle, mode="message", threads=3, until="empty")
     assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}

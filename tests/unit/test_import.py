@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import spark_mq
-
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 0.3
 EXTRAS = (
@@ -126,14 +124,6 @@ def test_the_provider_without_airflow_names_its_extra() -> None:
         "except ModuleNotFoundError as error: print(error)"
     )
     assert "install spark-mq[airflow]" in run(program)
-
-
-def test_each_public_name_is_there_on_first_use() -> None:
-    for name in spark_mq.__all__:
-        assert getattr(spark_mq, name) is not None
-    assert set(spark_mq.__all__) <= set(dir(spark_mq))
-    with pytest.raises(AttributeError, match="nothing_like_it"):
-        spark_mq.nothing_like_it  # noqa: B018
 
 
 @pytest.mark.slow

@@ -391,14 +391,6 @@ def test_a_commit_that_is_no_json_is_named(store: InjectedStore, log: DeltaLog) 
         log.refresh()
 
 
-def test_a_checkpoint_whose_hint_was_lost_gets_one(store: InjectedStore) -> None:
-    other(store, change("one"))
-    write_checkpoint(store)
-    store.delete("_delta_log/_last_checkpoint")
-    assert write_checkpoint(store) == 1 == last_checkpoint(store)
-    assert DeltaTable(store.root).version() == 1
-
-
 def test_a_partition_is_read_at_the_version_that_it_had(
     store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,13 +62,6 @@ def test_a_first_lease_is_remembered_over_redelivery():
 # -- isolation and turns
 
 
-@pytest.mark.parametrize(
-    ("deliveries", "size"), [(1, 10_000), (2, 464), (3, 21), (4, 1), (5, 1), (9, 1)]
-)
-def test_isolation_of_ten_thousand_in_five_attempts(deliveries, size):
-    assert isolation_size(10_000, deliveries, 5) == size
-
-
 @pytest.mark.parametrize("limit", [1, 2, 7, 100, 999, 10_000, 1_000_000])
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
 def test_isolation_ends_alone_and_never_grows(limit, n):

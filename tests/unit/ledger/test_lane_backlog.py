@@ -8,10 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.having import having
-from support.ledger_group import SECOND, TIMEOUT, Group
+from support.ledger_group import SECOND, Group
 from support.slot_files import LANES, LAYOUT, file_of, ordered
 
-from spark_mq.ledger.key_order import held_lanes
 from spark_mq.ledger.lane_backlog import Holder, LaneBacklog, LaneStats, count_lanes
 from spark_mq.ledger.message_index import DeliveryTimes, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
@@ -27,17 +26,22 @@ def lane(group: Group, number: int | None) -> LaneStats:
     return next(one for one in census(group).lanes() if one.lane == number)
 
 
-def test_lanes_count_their_messages_and_name_the_lease_that_holds_them() -> None:
-    group = ordered(file_of(1, (0, 0, 3), (0, 1, 2), (0, None, 4)), file_of(2, (0, 0, 5)))
+def test_priorities_count_their_messages() -> None:
+    group = ordered(file_of(1, (9, 0, 2), (3, None, 1), (0, 1, 3)), order="none")
     group.lease("a", 2)
-    first, second, without = census(group).lanes()
-    assert (first.lane, first.messages, first.head) == (0, 8, sequence(1, 0))
-    assert (first.counts["leased"], first.counts["ready"], first.held_back) == (2, 6, 6)
-    assert (first.holder, first.sequence) == (Holder.LEASE, sequence(1, 0))
-    assert first.until == group.now + TIMEOUT
-    assert (first.held_by.lease_id, first.held_by.worker_id) == ("a", "worker of a")
-    assert (second.holder, second.held_back, second.head) == (Holder.NOTHING, 0, sequence(1, 3))
-    assert (without.lane, without.messages, without.holder) == (None, 4, Holder.NOTHING)
+    group.settle("ack", "a", [sequence(1, 0)])
+    nine, three, zero = census(group).priorities()
+    assert (nine.priority, nine.counts["leased"], nine.firsts) == (9, 1, (sequence(1, 1),))
+    assert (three.priority, three.counts["ready"], three.firsts) == (3, 1, (sequence(1, 2),))
+    assert (zero.priority, zero.counts["ready"], zero.firsts) == (0, 3, (sequence(1, 3),))
+
+
+def test_a_queue_without_slots_has_one_priority() -> None:
+    group = Group()
+    group.lease("a", 3)
+    (zero,) = census(group).priorities()
+    assert (zero.priority, zero.counts["ready"], zero.counts["leased"]) == (0, 7, 3)
+    assert zero.firsts == (0,)
 
 
 def test_a_retry_a_delay_and_a_blocked_message_hold_their_lane_back() -> None:
@@ -72,6 +76,13 @@ def test_a_delayed_message_that_the_ledger_has_skipped_is_a_delay_still() -> Non
     assert lane(group, 0).holder == Holder.DELAY
 
 
+def test_an_unordered_group_holds_no_lane_back() -> None:
+    group = ordered(file_of(1, (0, 0, 2)), order="none")
+    group.lease("a", 1)
+    found = lane(group, 0)
+    assert (found.holder, found.held_back, found.counts["leased"]) == (Holder.NOTHING, 0, 1)
+
+
 def test_a_dead_message_holds_nothing_back() -> None:
     group = ordered(file_of(1, (0, 0, 2)))
     group.lease("a", 1)
@@ -87,31 +98,6 @@ def test_another_priority_of_a_lane_goes_on_behind_a_retry() -> None:
     group.settle("nack", "a", [sequence(1, 0)], delay=70 * SECOND)
     found = lane(group, 0)
     assert (found.holder, found.held_back, found.counts["ready"]) == (Holder.RETRY, 1, 4)
-
-
-def test_an_unordered_group_holds_no_lane_back() -> None:
-    group = ordered(file_of(1, (0, 0, 2)), order="none")
-    group.lease("a", 1)
-    found = lane(group, 0)
-    assert (found.holder, found.held_back, found.counts["leased"]) == (Holder.NOTHING, 0, 1)
-
-
-def test_priorities_count_their_messages() -> None:
-    group = ordered(file_of(1, (9, 0, 2), (3, None, 1), (0, 1, 3)), order="none")
-    group.lease("a", 2)
-    group.settle("ack", "a", [sequence(1, 0)])
-    nine, three, zero = census(group).priorities()
-    assert (nine.priority, nine.counts["leased"], nine.firsts) == (9, 1, (sequence(1, 1),))
-    assert (three.priority, three.counts["ready"], three.firsts) == (3, 1, (sequence(1, 2),))
-    assert (zero.priority, zero.counts["ready"], zero.firsts) == (0, 3, (sequence(1, 3),))
-
-
-def test_a_queue_without_slots_has_one_priority() -> None:
-    group = Group()
-    group.lease("a", 3)
-    (zero,) = census(group).priorities()
-    assert (zero.priority, zero.counts["ready"], zero.counts["leased"]) == (0, 7, 3)
-    assert zero.firsts == (0,)
 
 
 def test_a_census_ends_after_a_number_of_runs() -> None:
@@ -174,7 +160,7 @@ def _agrees(group: Group, found: LaneBacklog) -> None:
         assert one.head == min((heads[n][0] for n in own), default=-1)
         if one.lane is None:
             assert one.holder == Holder.NOTHING
-        elif held_lanes(group.ledger, group.index) >> one.lane & 1:
+        elif by_lane[one.lane, "leased"]:
             assert one.holder == Holder.LEASE
             assert one.held_back == one.counts["ready"]
         else:

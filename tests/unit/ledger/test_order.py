@@ -50,21 +50,6 @@ def test_a_whole_retry_is_not_mixed_with_other_messages():
     assert leased(group, 100, 3) == [[0], [1, 2, 3], [4, 5, 6, 7, 8, 9]]
 
 
-def test_two_failed_leases_are_retried_apart():
-    group = Group()
-    group.lease("a", 3)
-    group.lease("b", 3)
-    group.expire()
-    assert leased(group, 100, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
-
-
-def test_with_three_attempts_isolation_starts_with_the_first_failure():
-    group = Group(messages=100, rules=limits(max_delivery_attempts=3))
-    group.lease("a", 100)
-    group.expire()
-    assert len(group.lease("b", 100)) == 10
-
-
 def test_a_piece_is_smaller_than_the_lease_that_failed_also_with_a_large_limit():
     """A stream asks for 100,000 messages, and its batches may be small."""
     group = Group(messages=100)
