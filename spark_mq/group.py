@@ -304,7 +304,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
         poll_interval
             How soon a waiting call notices other processes. It notices changes of this process and
             of time at once. Default: 500 ms on a disk, where it notices new messages within a
-            twenty-fifth of that, and 2 s in an object store, where a look costs two requests.
+            thirtieth of that, and 2 s in an object store, where a look costs two requests.
         visibility_timeout
             How long the lease lasts. Default: the group's setting. Its messages are due again after
             the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
