@@ -113,11 +113,6 @@ def encode_ledger(ledger: Ledger) -> EncodedLedger:
     return EncodedLedger(encode_rows(rows), count, to_tag(rows))
 
 
-def _event_row(r: Range) -> Range:
-    """Return a range of an event as the history keeps it, with a worker's name only."""
-    return r._replace(state=EVENT, worker_id=r.worker)
-
-
 def _encode_table(rows: pa.Table) -> memoryview:
     sink = pa.BufferOutputStream()
     large = rows.num_rows >= _LARGE_ROWS
@@ -139,7 +134,9 @@ def _encode_table(rows: pa.Table) -> memoryview:
 def _file_rows(ledger: Ledger) -> pa.Table:
     """Return the rows of a data file. Their order does not matter."""
     head, events = ledger.head, ledger.events
-    others = [_header_range(head), *(_event_row(r) for _, r in events)]
+    header = Range(-1, head.start_sequence, HEADER, head.settled_count)
+    # The history keeps a worker's name only.
+    others = [header, *(r._replace(state=EVENT, worker_id=r.worker) for _, r in events)]
     details = [head.to_json(), *(f"{event}:{r.state}" for event, r in events)]
     count, ranges = len(others), ledger.ranges
     more = [
@@ -156,10 +153,6 @@ def to_rows(group: str, ledger: Ledger) -> pa.Table:
     rows = _file_rows(ledger)
     names = pa.repeat(pa.scalar(group, pa.string()), rows.num_rows)
     return rows.add_column(0, LEASES_SCHEMA.field(0), names)
-
-
-def _header_range(head: LedgerHeader) -> Range:
-    return Range(-1, head.start_sequence, HEADER, head.settled_count)
 
 
 def from_rows(rows: pa.Table, group: str = "") -> Ledger:
