@@ -21,8 +21,6 @@ from spark_mq.operations.publish import publish_table
 from spark_mq.storage.stored_batches import BATCHES, StoredBatch
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
-__all__ = ["complete_batch", "names_of_closed_batches"]
-
 _BATCH: Final = HEADER_PREFIX + "batch_id"  # in a completion message
 _QUEUE: Final = HEADER_PREFIX + "batch_queue"  # and the queue of the batch
 

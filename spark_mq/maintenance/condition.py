@@ -20,8 +20,6 @@ from spark_mq.util.error_shape import error_shapes
 from spark_mq.util.sql import Expression, FailsForMessage
 from spark_mq.util.validation import short_repr
 
-__all__ = ["Condition", "LetterFilter", "Where", "condition_of", "name_of"]
-
 _TITLES: Final = {
     "died_in": "group", "reason": "reason", "shape": "failure", "key_prefix": "keys from",
     "message_id": "message id", "since": "leased since", "until": "leased before",

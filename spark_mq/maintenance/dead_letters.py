@@ -34,21 +34,6 @@ from spark_mq.storage.publishes import PendingPublish
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.validation import whole_number
 
-__all__ = [
-    "COLUMNS",
-    "Copy",
-    "DeadSlice",
-    "Routing",
-    "Transfer",
-    "copy_dead",
-    "dead_tables",
-    "is_own_letter",
-    "letter_schema",
-    "letter_tables",
-    "route_dead_letters",
-    "typed_texts",
-]
-
 _log = logging.getLogger(__name__)
 ROUTE_RANGES = 5_000  # most dead ranges that one round of commits routes
 ROUTE_MESSAGES = 100_000  # most messages of these

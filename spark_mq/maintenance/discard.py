@@ -25,8 +25,6 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.util.records import Record
 from spark_mq.util.validation import truncate_error, validate_count
 
-__all__ = ["DiscardResult", "discard_letters"]
-
 CHUNK: Final = 10_000  # letters looked at, and discarded, by one commit
 
 

@@ -21,8 +21,6 @@ from spark_mq.util.advice import shell_command
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import RESERVED_PREFIX
 
-__all__ = ["REDRIVE", "SEQUENCE", "candidates", "find_remaining", "try_condition", "warn_unrouted"]
-
 _log = logging.getLogger(__name__)
 
 REDRIVE: Final = f"{RESERVED_PREFIX}redrive"

@@ -36,13 +36,6 @@ from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.log_recovery import LogPlan
 from spark_mq.util.records import Record
 
-__all__ = [
-    "RecoveryReport",
-    "Repair",
-    "recover",
-    "recover_tables",
-]
-
 _log = logging.getLogger(__name__)
 
 

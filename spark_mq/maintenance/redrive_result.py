@@ -11,8 +11,6 @@ import pyarrow as pa
 from spark_mq.util.records import Record, object_html, table_html
 from spark_mq.util.show import show_count, show_number, show_some
 
-__all__ = ["RedriveResult"]
-
 _MAX_NAMED: Final = 10  # groups in a text
 
 

@@ -26,21 +26,6 @@ from spark_mq.util.progress import counted, step
 from spark_mq.util.records import Record
 from spark_mq.util.validation import short_repr
 
-__all__ = [
-    "GroupStart",
-    "HeldBack",
-    "PurgeResult",
-    "Trimmed",
-    "counting_groups",
-    "drop_queue",
-    "find_held_back",
-    "held_back",
-    "lowest_start",
-    "purge",
-    "read_starts",
-    "trim",
-]
-
 _PARTS: Final = ("leases", "commits", "history", "dead_letters", "_locks", "messages")
 """The parts in the order of their deletion. Without ``leases/`` nobody can open the queue."""
 

@@ -22,8 +22,6 @@ from spark_mq.operations.publish import publish_table
 from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
-__all__ = ["names_of_schedules", "publish_due"]
-
 MAX_INSTANTS: Final = 1_000  # of a schedule in one sweep
 MAX_BYTES: Final = 8 * 2**20  # of their payloads
 _TRIES: Final = 3  # each one is lost to another sweep, or to a change of the schedule

@@ -25,15 +25,6 @@ from spark_mq.util.progress import counted, step
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 
-__all__ = [
-    "SweepReport",
-    "archive_history",
-    "clean_ledgers",
-    "clean_messages",
-    "index_commits",
-    "run_sweep",
-]
-
 T = TypeVar("T")
 D = TypeVar("D")
 _CHORES = 7

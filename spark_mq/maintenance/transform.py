@@ -22,8 +22,6 @@ from spark_mq.util.failures import describe_error, safe_text, to_failure
 from spark_mq.util.sql import Expression, FailsForMessage
 from spark_mq.util.validation import short_repr, truncate_error
 
-__all__ = ["CHANGED", "ERROR", "Repair", "RepairFunction", "before_and_after", "repair_of"]
-
 RepairFunction: TypeAlias = Callable[[ReceivedMessage], ReceivedMessage | bytes | str | None]
 
 CHANGED: Final = ("key", "value", "headers", "priority")

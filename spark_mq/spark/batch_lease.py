@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from spark_mq.queue import Messages, Queue
     from spark_mq.storage.publishes import PublishReceipt
 
-__all__ = ["BatchLease"]
-
 
 class BatchLease:
     """The lease of the batch that ``process(batch, lease)`` works on.

@@ -26,15 +26,6 @@ from spark_mq.util.failures import exc_info, safe_text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "INVALID_VALUES",
-    "RejectInvalid",
-    "find_outage",
-    "leave_unsettled",
-    "log_failure",
-    "release_batch",
-]
-
 _log = logging.getLogger(__name__)
 
 INVALID_VALUES: Final = ("keep", "reject")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from spark_mq.storage.message_table import MessageTable
     from spark_mq.storage.publishes import PendingPublish, PublishReceipt
 
-__all__ = ["PRODUCER_OPTIONS", "BatchPublisher", "SinkProducer"]
-
 _log = logging.getLogger(__name__)
 
 PRODUCER_OPTIONS: Final = ("producerId", "producerSequence", "producerPart", "producerRun")

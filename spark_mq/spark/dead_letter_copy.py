@@ -11,8 +11,6 @@ from spark_mq.parquet.bounded import cut_by_size
 from spark_mq.parquet.writer import WrittenFile, write_file
 from spark_mq.storage.message_table import MessageTable
 
-__all__ = ["chunks", "spark_copy"]
-
 # The limits of one task's copy, in bytes of the files and in slices. The task holds less in memory.
 # The driver copies less than one task's worth itself, without a job.
 CHUNK_BYTES: Final = 64 * 2**20

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
     from spark_mq.spark.lease_lookup import BatchScan
 
-__all__ = ["ForEachBatch", "for_each_batch"]
-
 _log = logging.getLogger(__name__)
 
 Process = Callable[["DataFrame", "BatchLease"], "DataFrame | None"]

@@ -15,8 +15,6 @@ from spark_mq.util.validation import short_repr
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["read", "read_options", "read_stream"]
-
 # Options that a handle has, each with the call that gives it.
 _OF_THE_HANDLE: Final = {
     "path": "Queue.open(path)",

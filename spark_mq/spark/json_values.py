@@ -27,8 +27,6 @@ from spark_mq.util.validation import short_repr
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["JsonParser", "data_parser", "is_parsed", "with_data"]
-
 Convert = Callable[[Any], Any]
 
 _INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}  # bits

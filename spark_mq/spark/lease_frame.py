@@ -35,12 +35,6 @@ from spark_mq.util.clock import EARLIEST, LATEST
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "read_held",
-    "read_scan",
-    "slice_frame",
-]
-
 MAX_ORDERED_FILES: Final = 8  # of a batch, read one after the other to keep the order of rows
 MAX_SLICES: Final = 10_000
 MAX_SLICES_OF_FILE: Final = 100

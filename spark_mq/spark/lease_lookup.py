@@ -22,9 +22,6 @@ from spark_mq.streaming.offset import QUEUES, check_offset
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BatchLeases", "BatchScan", "LeaseLookup"]
-
-
 # Bytes that pass through Python in the time that Spark takes to plan the read of a file.
 PLAN_BYTES: Final = 24 * 2**20
 ROW_BYTES: Final = 1_000  # the bytes that take as long in Python as the overhead of a row

@@ -16,8 +16,6 @@ from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.work_report import reported_work
 
-__all__ = ["LeaseRouter"]
-
 
 class LeaseRouter:
     """Settles each lease in its group. A union of queues has several groups."""

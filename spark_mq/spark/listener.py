@@ -26,8 +26,6 @@ from spark_mq.spark.private_spark import wait_for_events
 from spark_mq.streaming.offset import check_offset
 from spark_mq.telemetry import Destination, report_gauges
 
-__all__ = ["SparkMQListener", "StreamProgress", "note_rows"]
-
 _log = logging.getLogger(__name__)
 
 _FIGURES: Final = figures_of(GroupStats)

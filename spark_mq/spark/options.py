@@ -37,8 +37,6 @@ from spark_mq.util.validation import (
     validate_size,
 )
 
-__all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
-
 STORAGE_PREFIX: Final = "storageoptions."
 
 READ_OPTIONS: Final = (

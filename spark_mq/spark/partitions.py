@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from spark_mq.spark.value_formats import ValueParser
     from spark_mq.streaming.lanes import LaneRuns
 
-__all__ = ["QueuePlan", "SlicePartition", "cut", "cut_all", "read"]
-
 PARTITION_BYTES = 64 * 2**20
 PARTITION_ROWS = 50_000
 _BATCH_ROWS = 10_000

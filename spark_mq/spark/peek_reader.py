@@ -32,8 +32,6 @@ from spark_mq.spark import partitions
 from spark_mq.spark.options import ReadOptions
 from spark_mq.util.clock import to_micros
 
-__all__ = ["PeekFilters", "PeekReader"]
-
 # Columns with one value for all messages of a range, each with the range's attribute.
 _COLUMNS: Final[Mapping[str, str]] = {
     "state": "state",

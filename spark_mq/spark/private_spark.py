@@ -15,16 +15,6 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from pyspark import __version__
 
-__all__ = [
-    "RunningQuery",
-    "add_shutdown_hook",
-    "has_java",
-    "has_source",
-    "matches_no_file",
-    "running_query",
-    "wait_for_events",
-]
-
 _log = logging.getLogger(__name__)
 
 _SCAN: Final = "MicroBatchScanExec"

@@ -12,20 +12,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from spark_mq.errors import InvalidSchema
 from spark_mq.parquet.schema import FILE_SCHEMA
 
-__all__ = [
-    "DATA_COLUMNS",
-    "PAYLOAD_COLUMNS",
-    "READ_SCHEMA",
-    "SEVERAL_SCHEMA",
-    "arrow_schema",
-    "check_projection",
-    "data_fields",
-    "format_of",
-    "read_schema",
-    "with_json_values",
-]
-
-
 DATA_COLUMNS: Final = ("data", "data_error")  # that valueSchema and valueFormat add to a read
 _FORMAT_OPTION: Final = "valueFormat"
 _ONE_TYPE: Final = re.compile(r"\s*\w+\s*([<(]|$)")  # other schemas of values are columns

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from spark_mq.spark.lease_router import LeaseRouter
 
-__all__ = ["ack", "check_columns", "check_returned", "nack", "reject", "verdicts_of"]
-
 # Text columns of a row. Consecutive sequences with equal values are one run.
 _VERDICT: Final = ("lease_id", "outcome", "delay", "error")
 

@@ -23,8 +23,6 @@ from spark_mq.util.signals import calling_on_signal
 if TYPE_CHECKING:
     from spark_mq.spark.foreach_batch import ForEachBatch
 
-__all__ = ["GRACE", "on_sigterm", "stop_query"]
-
 _log = logging.getLogger(__name__)
 
 GRACE: Final = 30.0  # seconds from the signal to the end, at most

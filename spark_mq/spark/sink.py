@@ -26,8 +26,6 @@ from spark_mq.spark.batch_publish import SinkProducer
 from spark_mq.spark.options import WriteOptions
 from spark_mq.storage.publishes import hashed_ids
 
-__all__ = ["QueueStreamWriter", "QueueWriter", "check_dataframe"]
-
 _log = logging.getLogger(__name__)
 
 FILE_BYTES = 128 * 2**20

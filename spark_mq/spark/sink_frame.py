@@ -28,8 +28,6 @@ from spark_mq.storage.delta_sink import DeltaSink, SinkFile, SinkTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["append_frame"]
-
 _log = logging.getLogger(__name__)
 
 # Features of a table that an append of plain files keeps.

@@ -10,8 +10,6 @@ from spark_mq.spark.peek_reader import PeekReader
 from spark_mq.spark.sink import QueueStreamWriter, QueueWriter, check_dataframe
 from spark_mq.spark.stream_reader import LeaseReader
 
-__all__ = ["SparkMQDataSource"]
-
 
 class SparkMQDataSource(DataSource):
     """A spark_mq queue as a Spark data source.

@@ -20,8 +20,6 @@ from spark_mq.spark.tables import register_tables
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_interpreter", "delta_settings", "register", "session"]
-
 # Without it a query fails after a long wait, with "Python worker failed to connect back".
 _NEEDED: Final = "import pyarrow, deltalake, spark_mq.spark.source"
 _checked = set[str]()

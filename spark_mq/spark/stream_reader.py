@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from spark_mq.streaming.multi_source import MultiQueueSource
     from spark_mq.streaming.source import StreamSource
 
-__all__ = ["LeaseReader"]
-
 
 class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Leases the messages of each micro-batch.

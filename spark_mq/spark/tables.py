@@ -25,8 +25,6 @@ from pyspark.sql.types import (
 from spark_mq.ledger.stats import GroupStats, figures_of
 from spark_mq.spark.options import STORAGE_PREFIX
 
-__all__ = ["STORAGE_SETTING", "TABLE_FUNCTIONS", "register_tables"]
-
 STORAGE_SETTING: Final = f"spark.spark_mq.{STORAGE_PREFIX}"  # before an option, in lower case
 
 _TEXT, _LONG, _INT = StringType(), LongType(), IntegerType()

@@ -19,8 +19,6 @@ from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 from spark_mq.util.loading import integration
 
-__all__ = ["FormatParser", "ValueParser"]
-
 Convert = Callable[[Any], Any]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from spark_mq.util.clock import Duration
 from spark_mq.util.loading import integration
 
-__all__ = ["GroupStreams"]
-
 
 class GroupStreams:
     """The methods of a group that need Spark."""

@@ -15,8 +15,6 @@ from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settings import GroupSettings
 
-__all__ = ["LaneRuns", "append_piece", "divide_by_lane", "lane_runs"]
-
 Piece = tuple[FileSlice, Range]
 # The rows of a slice as runs: a lane, or None for messages without one, and its number of rows.
 LaneRuns = tuple[tuple[int | None, int], ...]

@@ -21,8 +21,6 @@ from spark_mq.streaming.offset import (
 )
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
-__all__ = ["MultiQueueSource", "fair_shares"]
-
 _log = logging.getLogger(__name__)
 
 Plans = list[tuple[GroupLedger, BatchPlan]]

@@ -11,13 +11,6 @@ from spark_mq.delta.object_store import canonical_path
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.stream_batch import STREAM_ID
 
-__all__ = [
-    "QUEUES",
-    "check_offset",
-    "parse_offset",
-    "stream_id_in_queue",
-]
-
 QUEUES: Final = "queues"  # a key that only the offset of a stream over several queues has
 
 _OTHER_PATH: Final = {

@@ -43,16 +43,6 @@ from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.show import show_count
 from spark_mq.util.user import identify_worker
 
-__all__ = [
-    "BatchPlan",
-    "LeaseLimits",
-    "StreamOptions",
-    "StreamSource",
-    "check_attempts",
-    "leave_batch",
-    "show_progress",
-]
-
 _log = logging.getLogger(__name__)
 
 

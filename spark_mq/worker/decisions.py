@@ -19,18 +19,6 @@ from spark_mq.util.clock import Duration
 from spark_mq.util.failures import cause_of, describe_error, safe_text
 from spark_mq.util.validation import short_repr, validate_duration
 
-__all__ = [
-    "Decision",
-    "Reject",
-    "Retry",
-    "Snooze",
-    "Verdict",
-    "parts_for_verdicts",
-    "refuse_decisions",
-    "verdict_of_error",
-    "verdict_of_result",
-]
-
 # Acks come last, so that one of them resets the breaker's count of a lease's failures.
 _ORDER: Final = (NACK, REJECT, RELEASE, ACK)
 

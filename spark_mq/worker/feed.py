@@ -27,8 +27,6 @@ from spark_mq.worker.state import WorkState
 from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks, Verdicts
 from spark_mq.worker.worker_lease import WorkerLease
 
-__all__ = ["GroupFeed"]
-
 _log = logging.getLogger("spark_mq.worker")
 
 

@@ -27,8 +27,6 @@ from spark_mq.util.validation import invalid, validate_duration
 from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.state import WorkState
 
-__all__ = ["HeartbeatWriter", "heartbeat_interval", "heartbeats"]
-
 _log = logging.getLogger("spark_mq.worker")
 
 OFF: Final = "off"

@@ -26,8 +26,6 @@ from spark_mq.worker.state import WorkState, has_ended
 from spark_mq.worker.tasks import Done, Task
 from spark_mq.worker.worker_lease import WorkerLease
 
-__all__ = ["ExtraAcquires", "FeedCommits", "HeldLeases", "returned_places"]
-
 _log = logging.getLogger("spark_mq.worker")
 
 _MAX_SHAPES: Final = 100  # errors of which a worker logs a traceback

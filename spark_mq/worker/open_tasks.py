@@ -14,8 +14,6 @@ from spark_mq.worker.pools import Pool
 from spark_mq.worker.tasks import Done, Task
 from spark_mq.worker.worker_lease import WorkerLease
 
-__all__ = ["Demand", "LaneChains", "OpenTasks"]
-
 T = TypeVar("T", bound=Hashable)
 
 _PREFETCH_SECONDS: Final = 1.0  # a feed leases no more than its handlers need for this time

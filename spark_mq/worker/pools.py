@@ -23,15 +23,6 @@ from spark_mq.worker.decisions import Reject
 from spark_mq.worker.tasks import Task
 from spark_mq.worker.worker_lease import WorkerLease
 
-__all__ = [
-    "CoroutinePool",
-    "Pool",
-    "ThreadPool",
-    "decoding_leases",
-    "decoding_messages",
-    "is_async",
-]
-
 _log = logging.getLogger("spark_mq.worker")
 
 Handler = Callable[[Any], Any]

@@ -15,16 +15,6 @@ from spark_mq.util.error_shape import error_shape
 from spark_mq.util.records import Converts, Record, Records, object_html, rows_html, table_html
 from spark_mq.util.show import printable, show_count, show_number, show_some
 
-__all__ = [
-    "CHANGES",
-    "OUTCOMES_NOW",
-    "REPLAY_SCHEMA",
-    "ReplayError",
-    "ReplayReport",
-    "ReplaySummary",
-    "ReportBuilder",
-]
-
 OUTCOMES_NOW: Final = {ACK: "acked", NACK: "failed", REJECT: "rejected", RELEASE: "released"}
 """The outcome of a message in a shadow replay, by the verb of its verdict."""
 

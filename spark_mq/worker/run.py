@@ -43,16 +43,6 @@ from spark_mq.worker.state import WorkState, WorkSummary, why_left
 from spark_mq.worker.sweeps import sweeping
 from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
 
-__all__ = [
-    "ThreadWatch",
-    "WorkOptions",
-    "check_handlers",
-    "decoding",
-    "describe_wait",
-    "make_pool",
-    "run_worker",
-]
-
 _log = logging.getLogger("spark_mq.worker")
 
 _GIVE_BACK_SECONDS: Final = 10.0  # for the feeds to give back their messages after a second Ctrl-C

@@ -35,8 +35,6 @@ from spark_mq.worker.replay_report import ReportBuilder
 from spark_mq.worker.tasks import Done, Task
 from spark_mq.worker.worker_lease import WorkerLease
 
-__all__ = ["WORKER", "ShadowCommits", "ShadowGroup"]
-
 WORKER: Final = "shadow-replay"
 _HELD: Final = 3600 * SECOND  # how long a lease seems to last
 _PAUSE: Final = SECOND // 100  # between two checks whether the last handlers have ended

@@ -28,8 +28,6 @@ from spark_mq.worker.shadow_group import WORKER, ShadowCommits, ShadowGroup
 from spark_mq.worker.state import WorkState
 from spark_mq.worker.tasks import LeaseTasks, MessageTasks
 
-__all__ = ["SETTLED_SCHEMA", "shadow_replay"]
-
 SETTLED_SCHEMA: Final = pa.schema(
     [
         pa.field("sequence", pa.int64()),

@@ -14,8 +14,6 @@ from spark_mq.operations.work_report import PAST
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_count
 
-__all__ = ["WorkState", "WorkSummary", "has_ended", "why_left"]
-
 _log = logging.getLogger("spark_mq.worker")
 
 

@@ -27,8 +27,6 @@ from spark_mq.util.show import printable
 from spark_mq.util.validation import invalid, validate_duration
 from spark_mq.worker.state import WorkState
 
-__all__ = ["Sweeps", "sweep_interval", "sweeping"]
-
 _log = logging.getLogger("spark_mq.worker")
 
 _PLACE: Final = "~sweep"  # of the files that say who sweeps, beside those of groups

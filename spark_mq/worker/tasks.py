@@ -27,16 +27,6 @@ from spark_mq.worker.decisions import (
 from spark_mq.worker.state import WorkState
 from spark_mq.worker.worker_lease import WorkerLease
 
-__all__ = [
-    "Done",
-    "LeaseTasks",
-    "MessageTasks",
-    "Task",
-    "TaskOptions",
-    "Tasks",
-    "Verdicts",
-]
-
 _log = logging.getLogger("spark_mq.worker")
 
 

@@ -17,8 +17,6 @@ from spark_mq.operations.outages import OUTAGES, find_store_failure, may_be_outa
 from spark_mq.operations.settle import HeldLease
 from spark_mq.operations.work_report import reported_work
 
-__all__ = ["WorkerLease"]
-
 
 class WorkerLease(Lease):
     """The lease that a handler gets, and what its worker asks it."""
