@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["calling_on_signal", "taking_signals"]
+__all__ = ["calling_on_signal", "exit_on_sigterm", "taking_signals"]
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end the process as sys.exit() does, until something else takes it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 
 
 @contextlib.contextmanager

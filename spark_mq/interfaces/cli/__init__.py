@@ -7,10 +7,10 @@ something.
 
 from __future__ import annotations
 
-import signal
 import sys
 
 from spark_mq.util.show import encode_anything
+from spark_mq.util.signals import exit_on_sigterm
 
 __all__ = ["main"]
 
@@ -21,7 +21,7 @@ _UNTIL_SIGTERM = ("work", "sweep", "web", "top")
 def main() -> None:
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in _UNTIL_SIGTERM:
         # Until they take signals themselves, which is after a second or two of imports.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        exit_on_sigterm()
     try:
         from spark_mq.interfaces.cli.app import run
     except ModuleNotFoundError as error:
