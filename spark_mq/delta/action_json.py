@@ -24,8 +24,6 @@ from spark_mq.delta.actions import (
 )
 from spark_mq.errors import CorruptLog
 
-__all__ = ["add_action", "encode", "encode_actions", "parse_commit"]
-
 _MAX_ROWS: Final = 2**32  # of one commit, which has as many ordinals
 _SAFE: Final = "/=:@!$&'()*+,;~"  # in a path that is encoded as a URL
 

@@ -12,22 +12,6 @@ import msgspec
 
 from spark_mq.errors import CorruptLog, UnsupportedTable
 
-__all__ = [
-    "AddFile",
-    "Change",
-    "Commit",
-    "Protocol",
-    "RemovedFile",
-    "Txn",
-    "check_protocol",
-    "checkpoint_path",
-    "log_path",
-    "missing_commit_error",
-    "parse_foreign",
-    "restore_hint",
-    "version_of",
-]
-
 LOG_FOLDER: Final = "_delta_log"
 # In commitInfo, where it shows after a failure whether a commit landed.
 OPERATION_ID: Final = "spark_mq_operation_id"

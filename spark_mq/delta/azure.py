@@ -6,8 +6,6 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["account_in_authority", "canonical_authority", "parse_connection_string", "to_abfss"]
-
 _SUFFIX: Final = "core.windows.net"
 _URL: Final = re.compile(
     rf"https://([^/@.?#]+)\.(?:blob|dfs)\.{re.escape(_SUFFIX)}/([^/?#]+)(.*)", re.I | re.S

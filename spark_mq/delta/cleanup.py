@@ -15,8 +15,6 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore
 from spark_mq.delta.state import TableState
 
-__all__ = ["FIND_ORPHANS", "Keep", "clean_table", "delete_orphans", "is_stale"]
-
 # The note of the commit after which no writer can name the orphans that a sweep has found.
 FIND_ORPHANS: Final = {"operation": "find orphans"}
 _STALE_SECONDS: Final = 3600.0  # a file this old that no commit names is of a dead writer

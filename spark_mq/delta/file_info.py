@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["FileInfo", "FileInfos"]
-
 
 class FileInfo(NamedTuple):
     """The facts about one file of a store."""

@@ -27,8 +27,6 @@ from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import CorruptLog, NotAQueue
 from spark_mq.util.clock import ElapsedClock, Instant
 
-__all__ = ["LogFollower", "LogReplaced"]
-
 _log = logging.getLogger(__name__)
 
 # A follower that finds nothing new lists the log this often, to notice a missing commit.

@@ -22,11 +22,6 @@ import pyarrow as pa
 from spark_mq.delta.file_info import FileInfo
 from spark_mq.util.process import call_in_forks
 
-__all__ = [
-    "LocalBackend",
-    "LocalFiles",
-]
-
 _TEMPORARY: Final = re.compile(r"\.spark_mq-[0-9a-f]{32}\.tmp")
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP}

@@ -24,8 +24,6 @@ from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.util.backoff import Backoff, too_many_conflicts
 from spark_mq.util.clock import Instant
 
-__all__ = ["CHECKPOINT_INTERVAL", "DeltaLog"]
-
 CHECKPOINT_INTERVAL: Final = 100  # versions from one checkpoint to the next
 # Seconds since the last look, after which a remote commit checks if the log was cleaned meanwhile.
 SLOW_COMMIT_SECONDS: Final = 10.0

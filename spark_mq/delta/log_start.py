@@ -22,18 +22,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import CorruptLog, NotAQueue
 
-__all__ = [
-    "check_for_gap",
-    "check_same_table",
-    "check_start",
-    "find_start",
-    "last_checkpoint",
-    "listed_checkpoint",
-    "read_ahead",
-    "remade_table_error",
-    "starting_state",
-]
-
 _logger = logging.getLogger(__name__)
 
 CHECKPOINT_HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"

@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from spark_mq.delta.file_info import FileInfo
 
-__all__ = ["MemoryBackend", "MemoryFiles", "is_in_memory"]
-
 _SCHEME: Final = "memory://"
 
 

@@ -23,8 +23,6 @@ from spark_mq.errors import InvalidOption
 from spark_mq.util.loading import integration
 from spark_mq.util.process import ForkGuard
 
-__all__ = ["RemoteBackend"]
-
 _T = TypeVar("_T")
 _STORES: Final[dict[str, Any]] = {
     "aws": store.S3Store, "azure": store.AzureStore, "google": store.GCSStore,

@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.actions import AddFile, Commit, Protocol, Txn, check_protocol
 
-__all__ = ["PartitionKey", "TableState", "TrackFiles", "partition_key"]
-
 PartitionKey = tuple[tuple[str, str | None], ...]  # sorted pairs of column and value
 
 _NO_FILES: Final[dict[str, AddFile]] = {}

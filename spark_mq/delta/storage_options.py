@@ -12,20 +12,6 @@ from typing import Any, Final
 from spark_mq.delta.azure import parse_connection_string
 from spark_mq.errors import InvalidOption
 
-__all__ = [
-    "ALLOW_HTTP_CATALOG",
-    "CATALOG_TOKENS",
-    "CATALOG_URLS",
-    "PROVIDERS",
-    "StoreOptions",
-    "account_name",
-    "endpoint_of",
-    "is_in_catalog",
-    "is_secret",
-    "secret_values",
-    "store_options",
-]
-
 # The provider that the scheme of a root names.
 PROVIDERS: Final = {
     "s3": "aws", "s3a": "aws", "gs": "google",

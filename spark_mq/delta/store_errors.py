@@ -16,15 +16,6 @@ import pyarrow as pa
 from spark_mq.errors import SparkMQError, StorageError
 from spark_mq.util.show import printable
 
-__all__ = [
-    "REFUSALS",
-    "STORE_ERRORS",
-    "DamagedFile",
-    "one_line",
-    "to_storage_error",
-    "wrap_store_errors",
-]
-
 # Not pyarrow's own errors: a bug in a rule raises them too, and no retry mends that.
 STORE_ERRORS: Final = (OSError,)
 

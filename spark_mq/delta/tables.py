@@ -29,17 +29,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import to_storage_error
 
-__all__ = [
-    "KEPT_BY_THE_SWEEP",
-    "Secure",
-    "checkpoint_if_due",
-    "checkpoint_soon",
-    "create_table",
-    "encode_checkpoint",
-    "wait_for_checkpoints",
-    "write_checkpoint",
-]
-
 _STRINGS: Final = pa.map_(pa.string(), pa.string())
 _ADD: Final = pa.struct(
     {

@@ -13,8 +13,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet.read_cache import read_footer
 
-__all__ = ["MAX_ROWS", "PART_BYTES", "cut_by_size", "cut_slices", "join_tables"]
-
 T = TypeVar("T")
 
 PART_BYTES: Final = 16 * 2**20  # of the messages in one part

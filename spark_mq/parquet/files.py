@@ -16,14 +16,6 @@ from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice
 from spark_mq.util.clock import system_clock
 from spark_mq.util.show import show_name
 
-__all__ = [
-    "Read",
-    "read_unless_damaged",
-    "row_count_error",
-    "unreadable_error",
-    "unreadable_reason",
-]
-
 T = TypeVar("T")
 
 Read = Callable[[ObjectStore], object]  # reads again, from a store with the file's bytes

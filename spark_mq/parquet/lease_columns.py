@@ -20,18 +20,6 @@ from spark_mq.parquet.files import read_unless_damaged
 from spark_mq.parquet.schema import INSTANT, TIME_COLUMNS
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 
-__all__ = [
-    "SLOT_COLUMNS",
-    "SortedBySlot",
-    "clamp_instants",
-    "effective_priorities",
-    "may_have",
-    "mostly_differ",
-    "read_delivery_times",
-    "read_slots",
-    "sort_by_slot",
-]
-
 SLOT_COLUMNS: Final = ("key", "priority")
 _BATCH_ROWS: Final = 2**16
 _SAMPLE: Final = 1_000  # keys that show whether many rows share a key

@@ -15,8 +15,6 @@ from spark_mq.util.clock import EARLIEST, LATEST, SECOND
 from spark_mq.util.columns import random_ids
 from spark_mq.util.validation import short_repr, suggest
 
-__all__ = ["PUBLISH_COLUMNS", "check_publishable", "column_name", "complete_table"]
-
 _PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
 PUBLISH_COLUMNS: Final = (*MESSAGE_SCHEMA.names, DEDUP_FIELD.name)
 # The types of whole numbers, as Spark and Arrow name them.

@@ -22,18 +22,6 @@ from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.util.process import call_in_forks
 from spark_mq.util.recent import RecentDict
 
-__all__ = [
-    "MAX_GROUP_BYTES",
-    "Footer",
-    "RowGroupCache",
-    "check_group",
-    "expanding_columns",
-    "footers",
-    "open_file",
-    "read_footer",
-    "row_groups",
-]
-
 _MAX_FOOTER_BYTES: Final = 2**20  # of all footers encoded: in memory they take 30 times as much
 _LEAST_WEIGHT: Final = 2**11  # of a footer in bytes, so that at most 512 are kept
 

@@ -34,15 +34,6 @@ from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.process import call_in_forks
 
-__all__ = [
-    "MessageReader",
-    "read_turns",
-    "repeat_values",
-    "sequences_of",
-    "to_delivery_table",
-    "verify_slice",
-]
-
 _ATTRIBUTES: Final = {"lease_expires_at": "expires_at", "worker_id": "worker"}
 """What a range calls a column, where the names differ."""
 

@@ -17,8 +17,6 @@ from spark_mq.parquet.files import read_unless_damaged
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.columns import to_array
 
-__all__ = ["match_rows", "matching_rows"]
-
 _COLUMNS: Final = ("key", "headers")
 
 

@@ -6,16 +6,6 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = [
-    "DEDUP_FIELD",
-    "DELIVERED_COLUMNS",
-    "DELIVERY_SCHEMA",
-    "FILE_SCHEMA",
-    "INSTANT",
-    "MESSAGE_SCHEMA",
-    "TIME_COLUMNS",
-]
-
 INSTANT: Final = pa.timestamp("us", tz="UTC")  # the type of every instant in a table
 
 # The columns of ``messages/``. Only ``value`` is required. The table has no partitions.

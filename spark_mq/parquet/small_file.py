@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["SmallFileEncoder"]
-
 _MAGIC: Final = b"PAR1"
 _CREATED_BY: Final = b"spark_mq"
 _FOOTER_END: Final = b"\x28" + bytes((len(_CREATED_BY),)) + _CREATED_BY + b"\x00"

@@ -19,16 +19,6 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.parquet.lease_columns import mostly_differ, sort_by_slot
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 
-__all__ = [
-    "BATCH_TAG",
-    "GROUP_TAG",
-    "REPLACES_TAG",
-    "SLOTS_TAG",
-    "WrittenFile",
-    "discard_files",
-    "write_file",
-]
-
 SLOTS_TAG: Final = "spark_mq.slots"  # in an ``add`` action: the slots of the rows
 BATCH_TAG: Final = "spark_mq.batch"  # and their message batch
 REPLACES_TAG: Final = "spark_mq.replaces"  # the messages that those of the commit replace

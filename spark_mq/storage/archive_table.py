@@ -34,16 +34,6 @@ from spark_mq.delta.tables import (
 from spark_mq.errors import CorruptLog
 from spark_mq.util.columns import sort_rows
 
-__all__ = [
-    "ArchiveTable",
-    "Batch",
-    "Filters",
-    "matching_rows",
-    "may_match",
-    "read_file",
-    "write_files",
-]
-
 # Zstd halves a merged file, but its start for each column takes 1 ms, which a small append saves.
 _FEW_ROWS: Final = 1_000
 

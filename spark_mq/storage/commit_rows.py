@@ -16,18 +16,6 @@ from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS
 from spark_mq.util.columns import to_array, to_arrow
 
-__all__ = [
-    "COMMITS_SCHEMA",
-    "PRODUCER_NUMBER",
-    "PUBLISH",
-    "REWRITE",
-    "file_columns",
-    "of_kind",
-    "producer_number_rows",
-    "publish_rows",
-    "rewrite_rows",
-]
-
 _INSTANT = pa.timestamp("us", tz="UTC")
 _RUN: Final = pa.struct([("rows", pa.int64()), ("deliver_at", _INSTANT), ("expires_at", _INSTANT)])
 _RUNS: Final = pa.list_(_RUN)

@@ -26,20 +26,6 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.store_errors import STORE_ERRORS, one_line, wrap_store_errors
 from spark_mq.errors import StorageError
 
-__all__ = [
-    "CYCLE",
-    "LEADS",
-    "MAX_BYTES",
-    "MAX_REQUESTS",
-    "SERVED",
-    "CommitTurn",
-    "DelegatedRequest",
-    "base_of",
-    "id_of",
-    "is_request",
-    "packed_of",
-]
-
 # The format of a request. Another one needs other names, because nobody waits for those.
 FORMAT: Final = 2
 _NAME: Final = re.compile(r"[0-9]{20}-[0-9a-f]{32}(-[A-Za-z0-9_-]+)?\.json")

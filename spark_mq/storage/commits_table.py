@@ -27,8 +27,6 @@ from spark_mq.storage.published_files import PublishedFiles
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 
-__all__ = ["CommitsTable"]
-
 BATCH_FILES: Final = 100_000  # of messages that one commit indexes
 
 

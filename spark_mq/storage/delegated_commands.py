@@ -42,8 +42,6 @@ from spark_mq.storage.commit_turn import (
 from spark_mq.util.clock import SECOND
 from spark_mq.util.recent import RecentSet
 
-__all__ = ["FOLDER", "DelegationTurn", "Peers", "delete_old_requests"]
-
 _ALL: Final = "_requests"  # also has folders of older versions, one for each group
 FOLDER: Final = f"{_ALL}/leases"
 # A sweep deletes requests of this age. It is long, because clocks of machines may differ.

@@ -25,8 +25,6 @@ from spark_mq.ledger.sink_writes import SinkWrite
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
-__all__ = ["DeltaSink", "SinkFile", "SinkTable"]
-
 _TRIES: Final = 20  # of a commit whose race is lost only to a few others
 _FORGETS: Final = "delta.setTransactionRetentionDuration"
 _MAPPING: Final = "delta.columnMapping.mode"

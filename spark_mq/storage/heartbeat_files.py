@@ -16,15 +16,6 @@ from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.delta.store_errors import STORE_ERRORS, wrap_store_errors
 from spark_mq.util.clock import EARLIEST, LATEST
 
-__all__ = [
-    "Heartbeat",
-    "delete_heartbeats",
-    "delete_old_heartbeats",
-    "heartbeat_path",
-    "read_heartbeats",
-    "write_heartbeat",
-]
-
 _FOLDER: Final = "_workers"  # Delta's VACUUM leaves folders with an underscore alone.
 OLD_SECONDS: Final = 86_400.0  # since the last write of a worker that was killed
 MAX_READ: Final = 1_000  # files of one group, the newest

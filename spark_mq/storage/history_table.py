@@ -28,16 +28,6 @@ from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.util.clock import SECOND, to_datetime
 from spark_mq.util.columns import to_arrow
 
-__all__ = [
-    "BATCH",
-    "BEHIND",
-    "FAILURES",
-    "HISTORY_SCHEMA",
-    "Archived",
-    "HistoryTable",
-    "history_rows",
-]
-
 BATCH: Final = 1_000  # ledger commits archived by one commit
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")

@@ -27,21 +27,6 @@ from spark_mq.errors import CorruptLog
 from spark_mq.ledger.held_ids import AskHeld, Held
 from spark_mq.ledger.message_index import ORDINAL_BITS, sequence
 
-__all__ = [
-    "DEDUP_APP",
-    "DEDUP_VERSION_APP",
-    "NO_IDS",
-    "BlockRef",
-    "Head",
-    "IdBlock",
-    "IdFiles",
-    "IdWindow",
-    "Published",
-    "block_path",
-    "head_of",
-    "new_name",
-]
-
 # The txn of each commit with ids. Its number is the name of the newest block.
 DEDUP_APP: Final = "spark_mq.dedup"
 # The txn whose number is the version of that commit.

@@ -52,8 +52,6 @@ from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.validation import RESERVED_PREFIX
 
-__all__ = ["HORIZON", "LedgerTable"]
-
 # The reserved group whose start sequence is the trim horizon: ``messages/`` may lack all below it.
 HORIZON: Final = f"{RESERVED_PREFIX}horizon"
 

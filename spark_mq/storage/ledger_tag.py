@@ -18,18 +18,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.ranges import EVENT, HEADER, INSTANTS, RANGE_SCHEMA, Ledger, Range
 from spark_mq.parquet.small_file import SmallFileEncoder
 
-__all__ = [
-    "FILE_SCHEMA",
-    "LEASES_SCHEMA",
-    "LEDGER_TAG",
-    "FileRows",
-    "encode_rows",
-    "rows_in_tag",
-    "secure_files",
-    "to_arrow",
-    "to_tag",
-]
-
 LEASES_SCHEMA: Final = pa.schema(
     [
         pa.field("consumer_group", pa.string()),

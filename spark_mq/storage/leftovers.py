@@ -23,8 +23,6 @@ from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.id_files import new_name
 from spark_mq.storage.published_files import PublishedFiles
 
-__all__ = ["clean_leftovers", "fence_in", "has_leftovers"]
-
 # The txn whose number names the last list.
 _APP: Final = "spark_mq.leftovers"
 _FOLDER: Final = "_leftovers"  # Delta's VACUUM leaves folders with an underscore alone.

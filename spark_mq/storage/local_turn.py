@@ -40,8 +40,6 @@ try:
 except ImportError:  # this system has no file locks, so its processes do not stand in line
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LocalTurn", "has_lines"]
-
 PATIENCE_SECONDS: Final = 2.0  # without a commit, after which a holder counts as frozen
 POLL_SECONDS: Final = 0.001  # a commit takes 2 ms
 # The longest wait for writers that shared the last commit, and so are likely to come back.

@@ -16,8 +16,6 @@ from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
 
-__all__ = ["LogPlan", "plan_recovery", "tables_disagree"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:

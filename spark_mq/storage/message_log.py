@@ -32,8 +32,6 @@ from spark_mq.storage.shared_look import shared_look_for
 from spark_mq.storage.table_cleanup import TRIMMED
 from spark_mq.util.notifier import notifier_for
 
-__all__ = ["MessageLog"]
-
 # How old the index may be for a lease from a backlog in an object store. A look is a request.
 RECENT_SECONDS: Final = 1.0
 # From so many files on, an index forgets what sweeps forgot. It asks again at twice as many.

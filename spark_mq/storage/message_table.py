@@ -40,8 +40,6 @@ from spark_mq.storage.publishes import (
 from spark_mq.storage.stored_batches import check_open
 from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
 
-__all__ = ["MessageTable"]
-
 _log = logging.getLogger(__name__)
 
 _COMMIT_TIMEOUT_SECONDS: Final = 60.0

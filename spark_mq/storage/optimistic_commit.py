@@ -24,8 +24,6 @@ from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import too_many_conflicts
 from spark_mq.util.user import with_user
 
-__all__ = ["Batch", "OptimisticCommit", "commit", "show_groups"]
-
 _log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 30.0

@@ -26,19 +26,6 @@ from spark_mq.util.records import object_html
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import invalid, plain_number, validate_name
 
-__all__ = [
-    "NOTHING_MET",
-    "Met",
-    "PendingPublish",
-    "PermutedSequences",
-    "PublishReceipt",
-    "check_txn",
-    "fence_of",
-    "hashed_ids",
-    "producer_txn",
-]
-
-
 _NEVER: Final = 2**63 - 1  # nothing was published since
 
 

@@ -15,8 +15,6 @@ from spark_mq.util.clock import Instant
 from spark_mq.util.notifier import notifier_for
 from spark_mq.util.process import OnePerKey
 
-__all__ = ["SharedLook", "shared_look_for"]
-
 # So often a look lists the log, which shows if it was cleaned, replaced or damaged meanwhile.
 LIST_SECONDS: Final = 60.0
 

@@ -14,8 +14,6 @@ from spark_mq.delta.state import TableState
 from spark_mq.errors import BatchClosed
 from spark_mq.storage.stored_entries import Entries, decode_entry, encode_entry
 
-__all__ = ["BATCHES", "StoredBatch", "check_open"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:

@@ -15,8 +15,6 @@ import msgspec
 from spark_mq.delta.state import TableState
 from spark_mq.errors import UnsupportedTable
 
-__all__ = ["Entries", "decode_entry", "encode_entry"]
-
 _FORMAT: Final = 1
 
 T = TypeVar("T")

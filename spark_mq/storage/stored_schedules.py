@@ -14,8 +14,6 @@ from typing import Final
 from spark_mq.ledger.recurrence import CATCH_UP, Recurrence, due_instants
 from spark_mq.storage.stored_entries import Entries, decode_entry, encode_entry
 
-__all__ = ["SCHEDULES", "Schedule", "schedule_txn"]
-
 
 @dataclass(frozen=True, slots=True)
 class Schedule:

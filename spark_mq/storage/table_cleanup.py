@@ -17,14 +17,6 @@ from spark_mq.ledger.data_files import FileList
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.id_files import DEDUP_APP, IdFiles, head_of
 
-__all__ = [
-    "TRIMMED",
-    "clean_ids",
-    "clean_ledger_table",
-    "clean_message_tables",
-    "drop_files",
-]
-
 # How much of the log of messages/ stays, and of leases/ in an object store. A writer over a store
 # looks each 5 to 10 s if the log was cleaned. The rest is for a pause of its machine that none of
 # its clocks has noticed.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-__all__ = ["shell_command"]
-
 
 def shell_command(*words: str) -> str:
     """Return a command of ``spark-mq`` as a text names it, quoted for a shell."""

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["in_background"]
-
 
 @contextmanager
 def in_background(

@@ -14,8 +14,6 @@ from typing import Final
 
 from spark_mq.errors import ContentionTimeout
 
-__all__ = ["Backoff", "too_many_conflicts"]
-
 _GROWTH: Final = 1.25  # for each lost race
 _DECAY: Final = 0.5  # for each commit. With both, 8 writers lose one race for two commits
 _LONGEST: Final = 3.0

@@ -10,8 +10,6 @@ from typing import Any, Final, Generic, TypeVar
 from spark_mq.errors import ContentionTimeout
 from spark_mq.util.fair_lock import FairLock, Hold
 
-__all__ = ["CallBatcher"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -12,23 +12,6 @@ from typing import Final
 
 from spark_mq.errors import InvalidOption, SparkMQError
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "MICROSECOND",
-    "SECOND",
-    "Clock",
-    "Duration",
-    "ElapsedClock",
-    "Instant",
-    "optional_datetime",
-    "require_zones",
-    "system_clock",
-    "to_datetime",
-    "to_micros",
-    "to_seconds",
-]
-
 SECOND: Final = 1_000_000
 MICROSECOND: Final = timedelta(microseconds=1)  # a timedelta // MICROSECOND is an integer
 

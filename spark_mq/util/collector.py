@@ -6,8 +6,6 @@ import gc
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["without_collections"]
-
 R = TypeVar("R")
 
 

@@ -10,8 +10,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["random_ids", "sort_rows", "to_array", "to_arrow"]
-
 _BYTES = 8
 _IDS: Final = 1_000_000  # in one array, so that their text fits into it
 # Octet 6 of a UUID by RFC 9562, section 5.4.

@@ -11,8 +11,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["MAX_SHAPE", "error_shape", "error_shapes", "recent_error_shape"]
-
 MAX_SHAPE: Final = 200
 """Most characters of a shape."""
 _LOOKED_AT: Final = 2_000  # characters of a text, so that a long one costs no more

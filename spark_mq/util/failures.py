@@ -7,17 +7,6 @@ from traceback import TracebackException
 from types import TracebackType
 from typing import Final
 
-__all__ = [
-    "cause_of",
-    "class_name",
-    "describe_error",
-    "exc_info",
-    "safe_repr",
-    "safe_text",
-    "to_failure",
-    "traceable",
-]
-
 # Python's own attributes, not those that a class of the user has in their place.
 class_name: Final = type.__dict__["__name__"].__get__
 _cause_of: Final = BaseException.__dict__["__cause__"].__get__

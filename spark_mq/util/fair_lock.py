@@ -14,8 +14,6 @@ from typing import Final
 
 from spark_mq.util.process import OnePerKey
 
-__all__ = ["FairLock", "Hold", "fair_lock_for"]
-
 TIMEOUT_SECONDS: Final = 2.0  # a caller waits this long before it proceeds without the lock
 TURN_SECONDS: Final = 0.05  # a thread that offers the lock keeps it so long
 

@@ -12,9 +12,6 @@ from typing import Any, Final
 from spark_mq.errors import InvalidOption
 from spark_mq.util.failures import describe_error
 
-__all__ = ["INTEGRATIONS", "folder_of", "integration", "lazy_names", "load_handler", "load_named"]
-
-
 INTEGRATIONS: Final[dict[str, str]] = {}
 """The modules of integrations by their job. The package's face fills it, so the core knows none."""
 

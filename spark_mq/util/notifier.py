@@ -12,8 +12,6 @@ from weakref import WeakSet
 
 from spark_mq.util.process import OnePerKey
 
-__all__ = ["Notifier", "call_when_done", "notifier_for", "subscribed", "wait_in_loop"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from weakref import WeakValueDictionary
 
 from spark_mq.errors import UsedAfterFork
 
-__all__ = ["ForkGuard", "ForkSafeLock", "OnePerKey", "call_in_forks"]
-
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 

@@ -9,8 +9,6 @@ from typing import Final, TypeVar
 
 from spark_mq.util.show import show_number
 
-__all__ = ["Progress", "counted", "listening", "progress", "step"]
-
 T = TypeVar("T")
 
 

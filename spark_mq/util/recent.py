@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["RecentDict", "RecentSet"]
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")

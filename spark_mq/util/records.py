@@ -21,20 +21,6 @@ from spark_mq.util.show import show_cell, show_count, show_duration
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = [
-    "ArrowRows",
-    "Converts",
-    "Record",
-    "Records",
-    "environment",
-    "object_html",
-    "rows_html",
-    "show",
-    "table_html",
-    "to_table",
-    "with_attributes",
-]
-
 MAX_ROWS: Final = 50  # of a table
 MAX_TEXT: Final = 200  # characters of a value
 MAX_BYTES: Final = 32  # of a value that is no text

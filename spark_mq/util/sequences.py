@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["number_in", "show_sequence"]
-
 _ROWS_OF_VERSION: Final = 2**32  # sequences of one version of ``messages/``
 _PLACE: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 

@@ -12,30 +12,6 @@ from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-__all__ = [
-    "bounded",
-    "encode_anything",
-    "json_line",
-    "printable",
-    "show_age",
-    "show_bars",
-    "show_cell",
-    "show_change",
-    "show_count",
-    "show_duration",
-    "show_moment",
-    "show_name",
-    "show_number",
-    "show_position",
-    "show_share",
-    "show_short",
-    "show_size",
-    "show_some",
-    "show_time",
-    "show_took",
-    "show_value",
-]
-
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _SHOWN_CHARACTERS: Final = 60  # of a payload
 _CELL_CHARACTERS: Final = 2_000  # of a text in a table, as many as the ledger keeps of an error

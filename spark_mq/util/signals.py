@@ -16,8 +16,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["calling_on_signal", "exit_on_sigterm", "taking_signals"]
-
 
 def exit_on_sigterm() -> None:
     """Let SIGTERM end the process as sys.exit() does, until something else takes it."""

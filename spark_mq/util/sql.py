@@ -16,15 +16,6 @@ from spark_mq.util.validation import short_repr, suggest
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = [
-    "TEXT_AND_BYTES",
-    "Expression",
-    "FailsForMessage",
-    "connect",
-    "interrupted_by",
-    "problem_of",
-]
-
 _CONFIG: Final[dict[str, Any]] = {
     "threads": "1",
     "memory_limit": "1GB",

@@ -14,18 +14,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from spark_mq.util.validation import validate_name
 
-__all__ = [
-    "act_as",
-    "acting_by_default",
-    "current_user",
-    "identify_worker",
-    "process_of",
-    "validate_worker",
-    "with_user",
-    "worker_label",
-    "worker_name",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -13,8 +13,6 @@ from spark_mq.message import ReceivedMessage
 from spark_mq.queue import Queue
 from spark_mq.util.validation import invalid
 
-__all__ = ["SparkMQHook", "to_payload"]
-
 
 class SparkMQHook(BaseHook):
     """Open a queue by its path, by a connection, or by both.

@@ -12,8 +12,6 @@ from spark_mq.integrations.airflow.hooks import SparkMQHook, check_place
 from spark_mq.message import Message
 from spark_mq.queue import Queue
 
-__all__ = ["AckOperator", "PublishOperator", "SweepOperator"]
-
 
 class _QueueOperator(BaseOperator):
     template_fields: ClassVar[Sequence[str]] = ("path", "spark_mq_conn_id")

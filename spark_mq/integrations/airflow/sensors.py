@@ -14,8 +14,6 @@ from spark_mq.integrations.airflow.hooks import SparkMQHook, check_place, to_pay
 from spark_mq.integrations.airflow.triggers import MessagesDueTrigger
 from spark_mq.util.validation import validate_count, validate_duration, validate_group
 
-__all__ = ["MessageSensor"]
-
 
 class MessageSensor(BaseSensorOperator):
     """Wait until messages are due, lease them, and return them with their lease.

@@ -26,8 +26,6 @@ from spark_mq.util.validation import (
     validate_group,
 )
 
-__all__ = ["MessageTrigger", "MessagesDueTrigger", "SparkMQMessageQueueProvider"]
-
 _log = structlog.get_logger(__name__)
 
 MAX_MESSAGES: Final = 1_000
