@@ -62,13 +62,14 @@ install = $(call pip,.venv)
 demo: setup .venv/.demo-data ## run the demonstration
 	@$(with_spark) $(python) examples/demo/run.py
 
-# Side by side, because Spark often waits. The log of test-core is printed at its end.
-log :=
+# Side by side, because Spark often waits. The logs of test-core are printed at their ends. Its last part runs once test-spark
+# has ended, so that both cores are busy to the end.
+core_last := tests/unit tests/web
 # Neither half imports the tests of the other: that takes a quarter of a minute. tests/docs has tests of both.
 on_spark := tests/jobs tests/notebooks tests/spark
 # Empty in make test-all, so that the tests marked slow run, too.
 daily := and not slow
-side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going log=.venv/test-core.log test-core test-spark
+side_by_side = $(MAKE) --no-print-directory --jobs=2 --keep-going test-core-first test-spark test-core-last
 
 .PHONY: test
 test: setup ## run the tests of daily work, all but those marked slow: at most 6 minutes on 2 cores
@@ -87,10 +88,17 @@ test-all: setup ## run all tests, and of the suites the quick parts
 	$(MAKE) --no-print-directory $$(for suite in $$suites; do echo needs-$$suite; done) SHORT=1 && \
 	$(side_by_side) $$(for suite in $$suites; do echo suite-$$suite; done) daily= SHORT=1
 
+run_core = $(python) -m pytest -m "not spark $(daily)" --durations=10
+
 .PHONY: test-core
 test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
-	@$(python) -m pytest -m "not spark $(daily)" $(on_spark:%=--ignore=%) --durations=10 \
-	  $(if $(log),>$(log) 2>&1; status=$$?; cat $(log); exit $$status)
+	@$(run_core) $(on_spark:%=--ignore=%)
+
+.PHONY: test-core-first test-core-last
+test-core-first: core_part = $(patsubst %,--ignore=%,$(on_spark) $(core_last))
+test-core-last: core_part = $(core_last)
+test-core-first test-core-last: setup-core
+	@$(run_core) $(core_part) >.venv/$@.log 2>&1; status=$$?; cat .venv/$@.log; exit $$status
 
 .PHONY: test-spark
 test-spark: setup ## the part of make test that needs Spark; daily= adds the tests marked slow
