@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.handles import Injected, Killed, index_commits, lease, take_all, until
+from support.marks import slow_but
 from support.tables import messages_of
 
 from spark_mq import Queue
@@ -89,7 +90,7 @@ def stored(queue: Queue) -> set[str]:
     return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
 
 
-@pytest.mark.parametrize("old", SUBSETS, ids="+".join)
+@pytest.mark.parametrize("old", slow_but({(name,) for name in TABLES}, SUBSETS), ids="+".join)
 def test_no_message_is_lost_whichever_tables_are_put_back(
     past: Past, tmp_path: Path, old: tuple[str, ...]
 ) -> None:

@@ -228,7 +228,7 @@ SHARED = (
 """Where threads share work: make test-all interrupts each line of these."""
 
 
-SOME = [("publish", 1), ("read", 1), ("lease", 7), ("ack", 7)]
+SOME = [("publish", 1), ("read", 1), ("lease", 21), ("ack", 21)]
 """Calls, and which of those lines make test interrupts."""
 
 SPARSE = {"sweep": 320, "trace": 320, "redrive": 320}
