@@ -316,10 +316,10 @@ def list_changes(
     context: QueueContext, n: int, since: Duration, group: str | None = None
 ) -> list[ChangeRecord]:
     start = context.now() - validate_duration("since", since)
-    changes = list(_changes(context, start, group, False))
-    dead = context.existing_dead_letters()
+    dead, changes = context.existing_dead_letters(), list[ChangeRecord]()
     if dead is not None and dead.path != context.path:
         changes += _changes(dead, start, group, True)
+    changes += _changes(context, start, group, False)
     changes.sort(key=lambda change: change.at)
     return changes[::-1][:n]
 
