@@ -91,7 +91,8 @@ def test_a_handle_of_the_parent_is_refused(queue: Queue, use: str) -> None:
     world = World(queue)
     ledger = group_ledger_of(world.group)
     batcher = ledger.queue.committer.batcher
-    with batcher._lock, context_of(queue)._lock, world.publisher._changed:  # as another thread
+    # As while another thread publishes and commits.
+    with batcher._lock.hold(), context_of(queue)._lock, world.publisher._changed:
         error = in_a_fork(lambda: USES[use](world))
     assert isinstance(error, UsedAfterFork)
     assert "spawn or forkserver" in str(error)
