@@ -174,7 +174,7 @@ def test_settles_of_others_run_before_leases(queue: Queue, pool: ThreadPoolExecu
     held, holder = lease(queue, 20), holder_of(queue)
     taken = waiting(queue, pool, lambda: lease(again(queue), 20))
     given = pool.submit(held.release)
-    until(lambda: len(requests(queue)) == 2)
+    until(lambda: len(written(queue)) == 2)
     holder.close()
     assert given.result(30).settled == 20
     assert len(sequences(taken[0].result(30))) == 20
@@ -241,7 +241,7 @@ def test_a_frozen_holder_runs_nothing_that_was_run_meanwhile(
     frozen_at = on_commit(monkeypatch, "leases", before=freeze)
     slow = again(queue)
     own = pool.submit(lambda: lease(slow, 4))
-    until(lambda: len(requests(queue)) == 2)
+    until(lambda: len(written(queue)) == 2)
     holder.close()
     until(lambda: frozen_at.calls == 1)
     first, second = (asked, own) if not asked.done() else (own, asked)
@@ -306,7 +306,7 @@ def test_a_request_that_cannot_run_goes_back_to_its_writer(
     holder = holder_of(queue)
     (empty,) = waiting(queue, pool, lambda: again(queue).group().lease("w"))
     lost = pool.submit(held.extend)
-    until(lambda: len(requests(queue)) == 2)
+    until(lambda: len(written(queue)) == 2)
     holder.close()
     assert empty.result(30) is None
     with pytest.raises(errors.LeaseLost):
