@@ -78,7 +78,7 @@ def test_the_code_of_the_readme_runs_as_pasted_in_a_fresh_environment(
     assert "not an order" in out
     count = (
         "from spark_mq.spark import session; spark = session(quiet=True); "
-        f"print(spark.read.format('delta').load('{tmp_path}/tables/billed-1').count())"
+        f"print(spark.read.format('delta').load('{tmp_path}/billed').count())"
     )
     assert run(python, "-c", count).strip().endswith("3")  # the others were rejected
 
@@ -93,7 +93,10 @@ def run_a_queue(python: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [extra if extra == "cli" else pytest.param(extra, marks=pytest.mark.slow) for extra in EXTRAS],
+    [
+        extra if extra in {"cli", "sql"} else pytest.param(extra, marks=pytest.mark.slow)
+        for extra in EXTRAS
+    ],
 )
 def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: str) -> None:
     python = install(tmp_path / "venv", wheel, extra)
@@ -101,6 +104,8 @@ def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: s
     assert version == PROJECT["version"]
     if extra == "cli":
         run_commands(python.with_name("spark-mq"), tmp_path)
+    if extra == "sql":
+        run_sql(python, tmp_path)
     if extra == "otel":
         run_with_opentelemetry(python, tmp_path)
     if extra == "spark":
@@ -122,6 +127,18 @@ def run_commands(command: Path, tmp_path: Path) -> None:
     for words in (["peek"], ["top"], ["dlq", "list"], ["trace", str(1 << 32)]):
         assert run(command, *words, "-q", queue)
     run(command, "queue", "drop", queue, "--yes")
+
+
+def run_sql(python: Path, tmp_path: Path) -> None:
+    """Ask a queue by SQL, and choose letters by it."""
+    program = (
+        "from spark_mq import Queue; queue = Queue.create({path!r}); queue.publish(['a', 'b']); "
+        "queue.group().lease('w').reject(error='not an order'); queue.sweep(); "
+        "print(queue.sql('SELECT count(*) AS n FROM letters').to_pylist(), "
+        "queue.redrive(where=\"error LIKE '%order%'\", limit=1).messages)"
+    )
+    out = run(python, "-c", program.format(path=str(tmp_path / "q")))
+    assert out.split() == ["[{'n':", "1}]", "1"]
 
 
 def run_with_opentelemetry(python: Path, tmp_path: Path) -> None:
