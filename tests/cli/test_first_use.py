@@ -141,3 +141,23 @@ def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path:
     shutil.rmtree(tmp_path / "idle")
     shutil.rmtree(tmp_path / "orders")
     assert "there is no queue" in run(*here, expect=3).err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("dlq", "list", "--where", "true"), "--where='true'"),
+        (("dlq", "redrive", "--yes", "--where", "true"), "--where='true'"),
+        (("dlq", "discard", "--yes", "--where", "true"), "--where='true'"),
+        (("replay", "json:loads", "--where", "true"), "--where='true'"),
+        (("dlq", "redrive", "--yes", "--transform", "value"), "--transform='value'"),
+    ],
+)
+def test_without_duckdb_the_command_offers_only_what_it_takes(
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], option: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    said = run(*words, "-q", queue.path, expect=2).err
+    other = ", or give a function, as MODULE:FUNCTION" if "--transform" in words else ""
+    needs = f"{option} is SQL, which needs duckdb. Run: pip install 'spark-mq[sql]'{other}\n"
+    assert said == f"spark-mq: error: {needs}"

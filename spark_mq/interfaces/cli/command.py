@@ -34,6 +34,7 @@ from spark_mq.util.sequences import number_in
 from spark_mq.util.setting_fields import Setting, parse_settings, settings_of
 from spark_mq.util.show import printable
 from spark_mq.util.signals import calling_on_signal
+from spark_mq.util.sql import connect
 from spark_mq.util.validation import short_repr
 
 _ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
@@ -51,6 +52,12 @@ def option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
 def argument(help: str, default: Any = ..., **more: Any) -> Any:
     """Return an argument, which is named after the function's parameter."""
     return typer.Argument(default, help=help, **more)
+
+
+def check_sql(option: str, text: str | None, instead: str = "") -> None:
+    """Raise InvalidOption if SQL is given without DuckDB. The API's error offers a function."""
+    if text is not None:
+        connect(option, text, instead).close()
 
 
 def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from spark_mq.interfaces.cli.command import (
     QUEUE,
     Invocation,
     argument,
+    check_sql,
     command,
     option,
     parse_sequence,
@@ -44,8 +45,9 @@ from spark_mq.util.loading import load_handler, load_named
 from spark_mq.util.show import show_change, show_count, show_number, show_some
 
 _FAILURE_COLUMNS: Final = columns(
-    "messages group reason shape first_at last_at keys samples", messages="LETTERS", shape="FAILURE"
-)
+    "messages group reason shape first_at last_at keys samples",
+    messages="LETTERS", shape="FAILURE", samples="SAMPLE LETTERS",
+)  # fmt: skip
 _TRIAL_COLUMNS: Final = columns(
     "dead_letter_sequence message_id key value new_value transform_error",
     value="BEFORE", new_value="AFTER", transform_error="FAILS",
@@ -72,6 +74,7 @@ def list_letters(
     limit: int = option("The most letters.", "-n", min=1, default=100),
 ) -> Rows | Mapping[str, Any]:
     """List dead letters that are neither redriven nor discarded, or show one with its headers."""
+    check_sql("--where", where)
     given = [choice for choice in (letter, message_id, where) if choice is not None]
     if len(given) > 1:
         raise InvalidOption(
@@ -151,6 +154,7 @@ def redrive(
 
     Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
     """
+    check_sql("--where", where)
     queue = ctx.queue
     repair: dict[str, Any] = {}
     if transform:
@@ -208,6 +212,7 @@ def discard(
     dry_run: bool = option("Only count which, by group.", default=False),
 ) -> Rows | Mapping[str, Any]:
     """Settle dead letters for good, so that no redrive finds them. Counts them, and asks first."""
+    check_sql("--where", where)
     queue = ctx.queue
     counted = queue.discard_dead_letters(where=where, dry_run=True)
     if dry_run:
@@ -227,7 +232,10 @@ def _counts(result: DiscardResult) -> str:
 
 
 def _transform(text: str) -> str | RepairFunction:
-    return load_handler(text, "--transform") if _FUNCTION.fullmatch(text) else text
+    if _FUNCTION.fullmatch(text):
+        return load_handler(text, "--transform")
+    check_sql("--transform", text, ", or give a function, as MODULE:FUNCTION")
+    return text
 
 
 def _trial(

@@ -16,6 +16,7 @@ from spark_mq.interfaces.cli.command import (
     GROUP,
     Invocation,
     argument,
+    check_sql,
     command,
     option,
     stopping,
@@ -237,6 +238,7 @@ def replay(
     calls hang.
     """
     _check_folder(rows)
+    check_sql("--where", where)
     function = load_handler(handler, f"the handler {handler} cannot be used")
     with track("replayed"):
         report = ctx.queue.replay(
