@@ -488,7 +488,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
             The queue's hard limit dropped unsettled messages.
         KeyboardInterrupt
             Ctrl-C ended the loop. What it held is settled or released, except that a handler that
-            outlasts the timeout leaves its lease to expire.
+            outlasts the timeout leaves its lease to expire. Its argument is the summary.
         """
         options = WorkOptions(
             mode=mode,

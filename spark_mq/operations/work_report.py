@@ -144,6 +144,8 @@ class VerdictLog:
         settled = sum(done.settled - done.states.get(AVAILABLE, 0) for done in outcomes)
         if settled:
             self._progress.finish(settled)
+        for part, outcome in zip(parts, outcomes, strict=True):
+            self._note_failures(part, outcome)
         with self._lock:
             for part, outcome in zip(parts, outcomes, strict=True):
                 self._counts[part.verb] += outcome.settled
@@ -155,6 +157,13 @@ class VerdictLog:
                     self._errors[part.verb][recent_error_shape(part.error)] += outcome.settled
             due = self._clock() - self._since >= EVERY
             return (due or (not self._lines and self._has_failures())) and self._write()
+
+    def _note_failures(self, part: SettlePart, outcome: SettleOutcome) -> None:
+        if outcome.settled and (part.verb == NACK or part.handler_failed):
+            first, last = part.intervals[0] if part.intervals else (0, -1)
+            sequence = first if outcome.settled == 1 and first == last else None
+            retry_at = outcome.next_due_at if AVAILABLE in outcome.states else None
+            self._progress.fail(outcome.settled, part.error or "", sequence, retry_at)
 
     def flush(self) -> None:
         """Log what is not logged yet, but nothing for a short run without failures."""

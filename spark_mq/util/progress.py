@@ -24,6 +24,12 @@ class Progress:
     def finish(self, messages: int, share: float | None = None) -> None:
         """Note messages that are finished, and which share of all is done if that is known."""
 
+    def fail(self, messages: int, error: str, sequence: int | None, retry_at: int | None) -> None:
+        """Note messages that failed with one error, and the first retry in microseconds, if any.
+
+        The sequence is that of a message that failed alone.
+        """
+
 
 _progress: Final[ContextVar[Progress]] = ContextVar("spark_mq_progress", default=Progress())  # noqa: B039
 

@@ -109,10 +109,10 @@ class ThreadWatch:
         for thread in self._threads:
             thread.join(seconds)
 
-    def raise_end(self, error: BaseException | None) -> None:
+    def raise_end(self, error: BaseException | None, summary: WorkSummary) -> None:
         """Raise KeyboardInterrupt after Ctrl-C, or else a thread's error, if there is one."""
         if self.interrupted:
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt(summary) from error
         if error is not None:
             raise error
 
@@ -322,7 +322,7 @@ def _run(
     watch = ThreadWatch([feed.run for feed in feeds], state.stop, LOCAL_POLL, report_wait)
     pool.start()
     watch.run(finish)
-    watch.raise_end(state.error)
+    watch.raise_end(state.error, state.summary)
     if state.finished:
         state.summary.blocked_because = why_left([feed.ledger for feed in feeds])
     return state.summary

@@ -183,6 +183,7 @@ def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
+    assert f"spark-mq: interrupted: leases=1 failed=0 settled={int(presses == 1)} " in err
     stats = queue.group("new").stats()
     assert (stats.acked, stats.ready, stats.leased) == ((1, 4, 0) if presses == 1 else (0, 5, 0))
 

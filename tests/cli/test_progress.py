@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 from support.handles import lease, until
 
-from spark_mq import Message, Queue
-from spark_mq.interfaces.cli.output import track
+from spark_mq import Lease, Message, Queue, ReceivedMessage, Reject, Retry
+from spark_mq.interfaces.cli.output import Left, track
 from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
 from spark_mq.util.progress import Progress, listening, step
@@ -190,6 +192,99 @@ def test_a_worker_shows_what_all_workers_of_its_group_have_settled() -> None:
         group.work(handle, mode="batch", max_messages=20, until="empty")
     assert lines == ["settled: 0 of 100 messages", "settled: 80 of 100 messages"]
     assert str(shown).startswith("settled: 100 of 100 messages")
+
+
+def test_a_worker_without_a_time_left_says_how_many_wait_after_failures() -> None:
+    now = 0.0
+    lines, left = [], [Left(1, 1), Left(0, 2), Left(0, 1), Left(2, 0)]
+    options: dict[str, Any] = {"clock": lambda: now, "left": lambda: left.pop(0)}
+    with track("settled", 3, io.StringIO(), **options) as shown:
+        for finished in (1, 0, 1, 0):
+            now += 2.0
+            if finished:
+                shown.finish(1)
+            else:
+                shown.fail(1, "ValueError: no customer", None, None)
+            lines.append(str(shown))
+    assert lines == [
+        "settled: 1 of 3 messages, 0.5 msg/s, 33%, 4s left, 1 waits until it is due",
+        "settled: 1 of 3 messages, 2 wait until they are due (1 failure)",
+        "settled: 2 of 3 messages, 1 waits until it is due (1 failure)",
+        "settled: 2 of 4 messages, 0.25 msg/s, 50%, 8s left, 2 failures",
+    ]
+
+
+def test_the_last_change_within_a_second_is_shown_later() -> None:
+    now = 10.0
+    left = [Left(2), Left(0, 1)]
+    options: dict[str, Any] = {"clock": lambda: now, "left": lambda: left.pop(0)}
+    with track("settled", 2, io.StringIO(), **options) as shown:
+        shown.finish(0)
+        shown.finish(1)
+        assert str(shown) == "settled: 0 of 2 messages"
+        now += 1.0
+        for _ in range(2):  # without a change nothing is asked
+            assert str(shown) == "settled: 1 of 2 messages, 1 waits until it is due"
+
+
+@pytest.mark.parametrize("until_what", ["empty", None])
+def test_a_worker_prints_the_first_failure_of_each_kind_that_is_retried(
+    capsys: pytest.CaptureFixture[str], until_what: str | None
+) -> None:
+    queue = memory_queue()
+    sequences = queue.publish(["11", "22", "x", "reject", "lost"]).sequences
+    group = queue.group()
+    group.configure(retry=["2h"], retry_jitter=0)
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text == "reject":
+            raise Reject("no order")
+        if message.text == "lost":
+            raise Retry(delay="3h")
+        raise (KeyError if message.text == "x" else ValueError)(f"{message.sequence} is unknown")
+
+    with tracking_settled(queue, group, until_what, stream=io.StringIO()):
+        group.work(handle, until="empty")
+    shown = sorted(capsys.readouterr().err.splitlines())
+    assert [re.sub("due in .*[)]", "due in SPAN)", line) for line in shown] == [
+        f"spark-mq: message {sequences[0]} failed: ValueError: {sequences[0]} is unknown "
+        "(its retry is due in SPAN)",
+        f"spark-mq: message {sequences[2]} failed: KeyError: '{sequences[2]} is unknown' "
+        "(its retry is due in SPAN)",
+        f"spark-mq: message {sequences[4]} failed: no reason given (its retry is due in SPAN)",
+    ]
+    spans = {re.sub(r".*due in (\dh).*", r"\1", line) for line in shown}
+    assert spans == {"1h", "2h"}
+
+
+def test_messages_of_a_batch_fail_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    queue = memory_queue()
+    queue.publish(["a", "b"])
+    group = queue.group()
+    group.configure(retry=["2h"], retry_jitter=0)
+
+    def handle(lease: Lease) -> None:
+        raise ValueError("no\x1b[31m customer\n" + "x" * 1_000)
+
+    with tracking_settled(queue, group, None):
+        group.work(handle, mode="batch", max_messages=2, until="empty")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("spark-mq: 2 messages failed: ValueError: no")
+    assert "\x1b" not in line
+    assert line.endswith("(the first retry is due in 1h 59m)")
+    assert len(line) < 300
+
+
+def test_the_log_alone_shows_a_failure_if_it_has_it(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spark_mq")
+    queue = memory_queue()
+    queue.publish("a")
+    with tracking_settled(queue, queue.group(), None):
+        queue.group().work(lambda message: message.json(), until="empty")
+    assert "failed" not in capsys.readouterr().err
+    assert "InvalidPayload" in caplog.text
 
 
 def test_a_redrive_and_a_replay_count_their_messages(queue_with_letters: Queue) -> None:

@@ -37,12 +37,14 @@ def test_ctrl_c_says_what_it_waits_for_and_settles_it(
         until(lambda: waiting(caplog))
 
     before = signal.getsignal(signal.SIGINT)  # a Spark session in this process sets its own
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupt:
         queue.group().work(handle, mode=mode)
     (work,) = calls
     name = f"lease {work.lease_id}" if mode == "batch" else f"message {work.sequence}"
     assert f"for 1 handler: {name} " in caplog.text
     assert "Press Ctrl-C again to end at once" in caplog.text
+    (summary,) = interrupt.value.args
+    assert (summary.acked, summary.failed) == (1, 0)
     stats = queue.group().stats()
     assert (stats.acked, stats.ready, stats.leased) == (1, 19, 0)
     assert signal.getsignal(signal.SIGINT) is before

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
-from datetime import timedelta
-from typing import Any, Final, Literal, TextIO
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -29,8 +29,11 @@ from spark_mq.errors import (
     ScheduleNotFound,
     StorageError,
     UnsupportedTable,
+    shorten,
 )
 from spark_mq.util.background import in_background
+from spark_mq.util.clock import to_datetime
+from spark_mq.util.error_shape import recent_error_shape
 from spark_mq.util.progress import Progress, listening
 from spark_mq.util.show import (
     json_line,
@@ -67,6 +70,8 @@ _SUFFIXES: Final = re.compile("_(at|id|age)$")  # that a heading leaves out
 _PAUSE: Final = 10.0  # seconds between lines of progress, if stderr is no terminal
 _WINDOW: Final = 30.0  # seconds whose messages make the speed
 _LEFT_EACH: Final = 1.0  # seconds until `left` is asked again
+_MAX_SHAPES: Final = 100  # kinds of errors of which a worker prints a line
+_MAX_ERROR: Final = 200  # characters of an error in that line
 
 _NUMBERS: Final = (int, float, timedelta)
 _UNBOUNDED: Final = 1_000_000  # columns of a terminal that breaks no cell
@@ -232,20 +237,53 @@ class CommandFormatter(logging.Formatter):
         return "\n".join(map(printable, super().format(record).splitlines()))
 
 
-class _ShownProgress(Progress):
+class FailureLines(Progress):
+    """Prints the first error of each kind after which a message is tried again.
+
+    The log warns of the others. Nothing fails if nobody reads the lines.
+    """
+
+    def __init__(self) -> None:
+        self._shapes = set[str]()
+
+    def fail(self, messages: int, error: str, sequence: int | None, retry_at: int | None) -> None:
+        shape = recent_error_shape(error)
+        if retry_at is None or shape in self._shapes or len(self._shapes) >= _MAX_SHAPES:
+            return
+        self._shapes.add(shape)
+        if logging.getLogger("spark_mq").isEnabledFor(logging.INFO):
+            return  # the log has it, with a traceback
+        failed = show_count(messages, "message") if sequence is None else f"message {sequence}"
+        due = max(timedelta(), to_datetime(retry_at) - datetime.now(UTC))
+        retry = "its retry is" if messages == 1 else "the first retry is"
+        text = shorten(error, _MAX_ERROR) or "no reason given"
+        with suppress(OSError, ValueError):
+            note(f"{failed} failed: {text} ({retry} due in {show_age(due)})")
+
+
+class Left(NamedTuple):
+    """The messages that a worker has still to do."""
+
+    due: int  # or leased
+    later: int = 0
+
+
+class _ShownProgress(FailureLines):
     """The step of an operation, and its messages with their speed and the time that is left."""
 
     def __init__(
         self,
         what: str,
         total: int | None,
-        left: Callable[[], int | None] | None,
+        left: Callable[[], Left | None] | None,
         clock: Callable[[], float],
     ) -> None:
-        self._what, self._at, self._left, self._clock = what, what, left, clock
-        self._done, self._total = 0, total
+        super().__init__()
+        self._what, self._at, self._ask, self._clock = what, what, left, clock
+        self._done, self._total, self._left = 0, total, Left(1)
         self._share: float | None = None
-        self._own, self._asked, self._lock = 0, float("-inf"), threading.Lock()
+        self._own, self._failures, self._lock = 0, 0, threading.Lock()
+        self._asked, self._stale = float("-inf"), False
         self._points = deque([(clock(), 0)])  # the time and the number, one a second
         self._started = self._points[0][0]
 
@@ -259,40 +297,66 @@ class _ShownProgress(Progress):
         with self._lock:
             self._own += messages
             self._share = share
-            now = self._clock()
-            if self._left is None:
-                self._done = self._own
-            elif now - self._asked >= _LEFT_EACH:
-                self._asked = now
-                if (left := self._left()) is not None:
-                    self._total = max(self._total or 0, self._own + left)
-                    self._done = self._total - left
-            if self._total is not None:  # more may be published meanwhile
-                self._total = max(self._total, self._done)
-            while len(self._points) > 1 and now - self._points[1][0] >= _WINDOW:
-                self._points.popleft()
-            if now - self._points[-1][0] >= 1:
-                self._points.append((now, self._done))
+            self._stale = True
+            self._update(self._clock())
+
+    def fail(self, messages: int, error: str, sequence: int | None, retry_at: int | None) -> None:
+        super().fail(messages, error, sequence, retry_at)
+        with self._lock:
+            self._failures += messages
+            self._stale = True
+            self._update(self._clock())
+
+    def _update(self, now: float) -> None:
+        """Count what is done. What is left is asked for once a second, and only after a change."""
+        if self._ask is None:
+            self._done = self._own
+        elif self._stale and now - self._asked >= _LEFT_EACH:
+            self._asked, self._stale = now, False
+            if (left := self._ask()) is not None:
+                self._left = left
+                self._total = max(self._total or 0, self._own + sum(left))
+                self._done = self._total - sum(left)
+        if self._total is not None:  # more may be published meanwhile
+            self._total = max(self._total, self._done)
+        while len(self._points) > 1 and now - self._points[1][0] >= _WINDOW:
+            self._points.popleft()
+        if now - self._points[-1][0] >= 1:
+            self._points.append((now, self._done))
 
     def __str__(self) -> str:
         with self._lock:
-            now, (since, before) = self._clock(), self._points[0]
-            done, total, share = self._done, self._total, self._share
+            now = self._clock()
+            if self._stale:
+                self._update(now)
+            since, before = self._points[0]
+            done, total, share, left = self._done, self._total, self._share, self._left
+            failures = self._failures
         if not (done or total):
             return f"{self._at}: {show_age(now - self._started)}"
-        speed = (done - before) / (now - since) if now > since else 0.0
+        speed = (done - before) / (now - since) if now > since and left.due else 0.0
         share = done / total if total else share
         of = f"{show_number(done)} of " if total else ""
         parts = [of + show_count(total or done, "message")]
         parts += [f"{show_short(speed)} msg/s"] if speed else []
-        if share:
+        if share and (left.due or not left.later):
             parts.append(f"{share:.0%}")
             if speed and share < 1:
                 parts.append(f"{show_age(done * (1 / share - 1) / speed)} left")
-        return f"{self._at}: {', '.join(parts)}"
+        return f"{self._at}: {', '.join([*parts, *_waiting(left.later, failures)])}"
 
     def __rich__(self) -> Text:
         return Text(str(self))
+
+
+def _waiting(later: int, failures: int) -> list[str]:
+    failed = show_count(failures, "failure") if failures else ""
+    if not later:
+        return [failed] if failed else []
+    waits = "1 waits until it is due"
+    if later > 1:
+        waits = f"{show_number(later)} wait until they are due"
+    return [f"{waits} ({failed})" if failed else waits]
 
 
 @contextmanager
@@ -303,11 +367,11 @@ def track(
     *,
     pause: float = _PAUSE,
     clock: Callable[[], float] = time.monotonic,
-    left: Callable[[], int | None] | None = None,
+    left: Callable[[], Left | None] | None = None,
 ) -> Iterator[Progress]:
     """Show the step and the finished messages of the operations in the block, and yield both.
 
-    `left` returns how many messages are left, or None, if others finish some, too.
+    `left` returns the messages that are left, or None, if others finish some, too.
     """
     stream, shown = stream or sys.stderr, _ShownProgress(what, total, left, clock)
     lines = Console(file=stream).status(shown, spinner="line") if stream.isatty() else None

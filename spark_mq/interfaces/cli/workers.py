@@ -23,6 +23,8 @@ from spark_mq.interfaces.cli.command import (
 )
 from spark_mq.interfaces.cli.output import (
     FAILED,
+    FailureLines,
+    Left,
     Pages,
     Rows,
     columns,
@@ -33,6 +35,7 @@ from spark_mq.interfaces.cli.output import (
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.loading import load_handler
+from spark_mq.util.progress import listening
 from spark_mq.util.show import show_count
 from spark_mq.util.validation import validate_duration
 from spark_mq.worker.replay_report import ReplayReport
@@ -137,29 +140,42 @@ def work(
     """
     function = load_handler(handler, f"the handler {handler} cannot be used")
     group = ctx.queue.group(str(ctx.group_name), create=create_group)
-    with tracking_settled(ctx.queue, group, until):
-        summary = group.work(
-            function,
-            mode=mode,
-            concurrency=concurrency,
-            worker_id=worker_id,
-            threads=threads,
-            max_messages=max_messages,
-            visibility_timeout=visibility_timeout,
-            max_lease_duration=max_lease_duration,
-            timeout=timeout,
-            on_error=on_error,
-            ack=ack,
-            shutdown_timeout=shutdown_timeout,
-            until=until,
-            heartbeat=heartbeat,
-            sweep=sweep_every,
-        )
-    if summary.failed and not logging.getLogger("spark_mq").isEnabledFor(logging.INFO):
-        note("the function failed: spark-mq --verbose work shows each kind of error once")
+    try:
+        with tracking_settled(ctx.queue, group, until):
+            summary = group.work(
+                function,
+                mode=mode,
+                concurrency=concurrency,
+                worker_id=worker_id,
+                threads=threads,
+                max_messages=max_messages,
+                visibility_timeout=visibility_timeout,
+                max_lease_duration=max_lease_duration,
+                timeout=timeout,
+                on_error=on_error,
+                ack=ack,
+                shutdown_timeout=shutdown_timeout,
+                until=until,
+                heartbeat=heartbeat,
+                sweep=sweep_every,
+            )
+    except KeyboardInterrupt as interrupt:
+        for summary in interrupt.args:
+            counts = {name: n for name, n in asdict(summary).items() if name != "blocked_because"}
+            note(f"interrupted: {_in_a_line(counts)}")
+            _explain_failures(summary)
+        raise
+    _explain_failures(summary)
     if summary.blocked_because:  # a warning in the log names the group and the counts
         ctx.exit_code = FAILED
     return summary
+
+
+def _explain_failures(summary: WorkSummary) -> None:
+    if summary.failed and not logging.getLogger("spark_mq").isEnabledFor(logging.INFO):
+        note(
+            "the function failed: spark-mq --verbose work shows a traceback for each kind of error"
+        )
 
 
 def worker_rows(groups: Iterable[ConsumerGroup]) -> Rows:
@@ -184,18 +200,19 @@ def tracking_settled(
     until: str | None,
     **options: Any,
 ) -> Iterator[object]:
-    """Show the progress of a worker that ends: what all workers of the group have settled."""
+    """Print the failures of a worker, and its progress if it ends: what all workers settled."""
     if until is None:
-        yield None
+        with listening(FailureLines()):
+            yield None
         return
 
-    def left() -> int | None:
+    def left() -> Left | None:
         with suppress(SparkMQError):
             stats = group.stats()
-            return stats.ready + stats.leased + (0 if until == "empty" else stats.delayed)
+            return Left(stats.ready + stats.leased, 0 if until == "empty" else stats.delayed)
         return None
 
-    due = left() if group.exists() else queue.describe().retained
+    due = sum(left() or ()) if group.exists() else queue.describe().retained
     with track("settled", due, left=left, **options) as shown:
         yield shown
 
