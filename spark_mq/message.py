@@ -226,7 +226,7 @@ def check_format(format: Any) -> Format:
         return checked
     raise unusable(
         format,
-        "cannot encode and decode: give an object such as Pydantic(Order), Avro(schema) or "
+        "cannot encode and decode: give an object such as Json(), Pydantic(Order), Avro(schema) or "
         "Protobuf(Order) of spark_mq.integrations.formats",
     )
 

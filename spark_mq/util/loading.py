@@ -52,7 +52,11 @@ def load_handler(
 
 
 def load_named(
-    text: str, what: str, kind: str, load: Callable[[str], ModuleType] = importlib.import_module
+    text: str,
+    what: str,
+    kind: str,
+    load: Callable[[str], ModuleType] = importlib.import_module,
+    example: str = "billing:process",
 ) -> Any:
     """Return what MODULE:NAME or FILE.py:NAME names, which is of a `kind`. Raise InvalidOption."""
 
@@ -61,7 +65,7 @@ def load_named(
 
     where, colon, name = text.rpartition(":")
     if not (where and colon and name):
-        raise wrong("give MODULE:FUNCTION, as in billing:process")
+        raise wrong(f"give MODULE:{kind.upper()}, as in {example}")
     if where.endswith(".py") and not Path(where).is_file():
         raise wrong(f"there is no file {where}")
     sys.path.insert(0, str(folder_of(text)))

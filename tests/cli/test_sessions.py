@@ -48,6 +48,9 @@ async def evil(message):
     if message.value == b"good":
         return Reject("\\x1b[31m no")
 
+def bill(message):
+    print(message.data["customer"])
+
 def upper(message):
     return message.value.upper()
 

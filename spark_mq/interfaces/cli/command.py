@@ -29,7 +29,10 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.interfaces.cli.output import INTERRUPTED, note, show
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
+from spark_mq.message import check_format
+from spark_mq.payload_format import Format
 from spark_mq.queue import Queue
+from spark_mq.util.loading import load_named
 from spark_mq.util.sequences import number_in
 from spark_mq.util.setting_fields import Setting, parse_settings, settings_of
 from spark_mq.util.show import printable
@@ -58,6 +61,25 @@ def check_sql(option: str, text: str | None, instead: str = "") -> None:
     """Raise InvalidOption if SQL is given without DuckDB. The API's error offers a function."""
     if text is not None:
         connect(option, text, instead).close()
+
+
+def load_format(text: str | None) -> Format | None:
+    """Return the format that MODULE:NAME names. A class that needs no arguments is called."""
+    if text is None:
+        return None
+    what, example = f"--format {text} cannot be used", "spark_mq.integrations.formats:Json"
+    loaded = load_named(text, what, "format", example=example)
+    if isinstance(loaded, type) and _needs_nothing(loaded):
+        loaded = loaded()
+    return check_format(loaded)
+
+
+def _needs_nothing(kind: type[Any]) -> bool:
+    try:
+        inspect.signature(kind).bind()
+    except (TypeError, ValueError):  # it needs arguments, or has no signature
+        return False
+    return True
 
 
 def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:

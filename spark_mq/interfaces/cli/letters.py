@@ -21,6 +21,7 @@ from spark_mq.interfaces.cli.command import (
     argument,
     check_sql,
     command,
+    load_format,
     option,
     parse_sequence,
 )
@@ -39,9 +40,9 @@ from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.maintenance.discard import DiscardResult
 from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.transform import RepairFunction
-from spark_mq.message import check_format, to_headers
+from spark_mq.message import to_headers
 from spark_mq.queue import Queue
-from spark_mq.util.loading import load_handler, load_named
+from spark_mq.util.loading import load_handler
 from spark_mq.util.show import show_change, show_count, show_number, show_some
 
 _FAILURE_COLUMNS: Final = columns(
@@ -160,9 +161,7 @@ def redrive(
     if transform:
         repair["transform"] = _transform(transform)
     if format:
-        repair["format"] = check_format(
-            load_named(format, f"--format {format} cannot be used", "format")
-        )
+        repair["format"] = load_format(format)
     place: dict[str, Any] = {"to": to, "to_all_groups": all_groups}
     if dry_run:
         return _trial(queue, where, limit, place, repair)

@@ -18,6 +18,7 @@ from spark_mq.interfaces.cli.command import (
     argument,
     check_sql,
     command,
+    load_format,
     option,
     stopping,
 )
@@ -93,6 +94,9 @@ def work(
         envvar="SPARK_MQ_MODE",
         default="message",
     ),
+    format: str | None = option(
+        "What decodes the values into message.data: MODULE:NAME of a format.", metavar="FORMAT"
+    ),
     max_messages: int | None = option(
         "The most messages that the worker holds. Default: 1,000. With --mode batch the most "
         "in a lease. Default: 1.",
@@ -139,12 +143,14 @@ def work(
     It leases messages, calls the function with them, and settles them.
     """
     function = load_handler(handler, f"the handler {handler} cannot be used")
+    decoder = load_format(format)
     group = ctx.queue.group(str(ctx.group_name), create=create_group)
     try:
         with tracking_settled(ctx.queue, group, until):
             summary = group.work(
                 function,
                 mode=mode,
+                format=decoder,
                 concurrency=concurrency,
                 worker_id=worker_id,
                 threads=threads,
