@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.handles import lease, until
 
-from spark_mq import Lease, Message, Queue, ReceivedMessage, Reject, Retry
+from spark_mq import ConsumerGroup, Lease, Message, Queue, ReceivedMessage, Reject, Retry
 from spark_mq.interfaces.cli.output import Left, track
 from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
@@ -304,6 +304,23 @@ def queue_with_letters() -> Queue:
     lease(queue, 3).reject(error="bad")
     queue.sweep()
     return queue
+
+
+def test_a_worker_goes_on_if_what_is_left_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = memory_queue()
+    queue.publish(["a", "b"])
+    group = queue.group()
+    group.ensure()
+
+    def refuse(_: ConsumerGroup) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ConsumerGroup, "stats", refuse)
+        with tracking_settled(queue, group, "empty", stream=io.StringIO()) as shown:
+            summary = group.work(lambda message: None, until="empty")
+        assert str(shown).startswith("settled: ")
+    assert summary.acked == group.stats().acked == 2
 
 
 class Unread(io.StringIO):

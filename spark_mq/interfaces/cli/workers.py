@@ -213,7 +213,7 @@ def tracking_settled(
         return
 
     def left() -> Left | None:
-        with suppress(SparkMQError):
+        with suppress(SparkMQError, OSError):
             stats = group.stats()
             return Left(stats.ready + stats.leased, 0 if until == "empty" else stats.delayed)
         return None
