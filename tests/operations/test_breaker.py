@@ -71,6 +71,26 @@ def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: M
     assert queue.group().lease("w", wait="10ms") is None
 
 
+@pytest.mark.parametrize("threshold", [5, None])
+def test_without_a_breaker_a_bug_makes_dead_letters_of_all_after_five_attempts(
+    make: Callable[..., Queue], clock: ManualClock, threshold: int | None
+) -> None:
+    queue = make(breaker_threshold=threshold, retry_delay="1s", retry_jitter=0)
+    queue.publish([str(n) for n in range(200)])
+
+    def fail(_: Any) -> None:
+        raise KeyError("ammount")
+
+    for _ in range(5):
+        queue.group().work(fail, mode="message", max_messages=200, until="empty")
+        clock.advance("10m")
+    stats = queue.group().stats()
+    if threshold is None:
+        assert (stats.dead, stats.breaker) == (200, "closed")
+    else:
+        assert (stats.dead, stats.breaker) == (0, "open")
+
+
 def test_a_trial_is_one_message_and_its_ack_closes_the_breaker(
     queue: Queue, clock: ManualClock
 ) -> None:

@@ -70,6 +70,19 @@ def test_a_process_that_holds_leases_is_told_why_it_must_wait(suspects: Queue) -
     assert group.blocked_because == BUSY
 
 
+def test_a_restarted_worker_does_not_answer_for_its_predecessor(clock: ManualClock) -> None:
+    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", visibility_timeout="60s")
+    queue.publish(["poison", "b"])
+    with process("before"):
+        taken(queue.group())
+    clock.advance(30)
+    with process("after"):
+        taken(queue.group())
+    clock.advance(31)
+    ledger = group_ledger_of(queue.group()).current()
+    assert [r.suspect for r in ledger if r.state == "available"] == [False], "it failed alone"
+
+
 def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
     queue = memory_queue(clock, clock_skew="0s", visibility_timeout="60s")
     queue.publish(["a", "b"])
