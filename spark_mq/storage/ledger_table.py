@@ -12,7 +12,6 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -71,9 +70,6 @@ class _Token(NamedTuple):
     files: tuple[AddFile, ...]
 
 
-EncodedFile = tuple[AddFile, bytes | memoryview]  # a ledger's file, and its content
-
-
 class LedgerTable:
     """Keep the ledgers in a Delta table. Thread-safe."""
 
@@ -83,7 +79,8 @@ class LedgerTable:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
-        self._secure = partial(secure_files, self.files, sync=self.files.is_local)
+        # Over a store no file is lost, so there is nothing to secure.
+        self._secure = partial(secure_files, self.files, sync=True) if self.files.is_local else None
         write_soon = partial(checkpoint_soon, secure=self._secure)
         self.log = DeltaLog(self.files, on_checkpoint=write_soon)
         self.notifier = notifier_for(self.files.key)
@@ -208,8 +205,8 @@ class LedgerTable:
         """
         stored = [snapshot for snapshot, _ in changes]
         ledgers = {each.group: ledger for each, ledger in changes if ledger is not None}
-        files = [self._encoded(group, ledger) for group, ledger in ledgers.items()]
-        added = {group: file for group, (file, _) in zip(ledgers, files, strict=True)}
+        written = self.files.for_each(list(ledgers.items()), self._write_file)
+        added = dict(zip(ledgers, written, strict=True))
         change = Change(
             operation_id,
             note,
@@ -224,8 +221,7 @@ class LedgerTable:
         )
         try:
             base = min(each.token.version for each in stored)
-            with self._written(files):
-                version = self.log.commit(change, base)
+            version = self.log.commit(change, base)
         except (CommitConflict, StorageError) as error:
             # In an object store a failed commit may land later.
             lost = isinstance(error, CommitConflict) or (
@@ -239,9 +235,7 @@ class LedgerTable:
         if self._notes_read_up_to == version - 1:
             self._notes_read_up_to = version
         if not self._files_checked:
-            self._files_checked = True
-            if self.files.is_local:  # over a store the sweep does it, because that costs requests
-                self.repair_files()
+            self.repair_files()
         for snapshot, ledger in changes:
             group = snapshot.group
             if ledger is None:
@@ -283,40 +277,23 @@ class LedgerTable:
         except SparkMQError as error:
             _log.debug("asking other writers of %s failed: %s", self.path, error)
 
-    def _encoded(self, group: str, ledger: Ledger) -> EncodedFile:
-        """Return the file of a ledger, and its content."""
+    def _write_file(self, named: tuple[str, Ledger]) -> AddFile:
+        group, ledger = named
         encoded = encode_ledger(ledger)
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
+        with wrap_store_errors(self.path, f"changing group {group!r} in"):
+            self.files.write(path, encoded.data, sync=False)
         tags = {REACHED: str(ledger.end_sequence)}
         if encoded.tag is not None:
             tags[LEDGER_TAG] = encoded.tag
         size = len(encoded.data)
-        return AddFile(path, size, encoded.rows, {_PARTITION: group}, tags=tags), encoded.data
-
-    @contextlib.contextmanager
-    def _written(self, files: Sequence[EncodedFile]) -> Iterator[None]:
-        """Write the files of a commit, and run the block that commits them.
-
-        Over a store both happen at the same time if the log has all rows, too. The first commit of
-        a process waits, so that it fails if the process may not write files.
-        """
-        in_log = all(LEDGER_TAG in file.tags for file, _ in files)
-        if self.files.is_local or not in_log or not files or not self._files_checked:
-            with wrap_store_errors(self.path, "changing groups in"):
-                self.files.for_each(files, self._put)
-            yield
-            return
-        with ThreadPoolExecutor(len(files)) as pool:
-            puts = [pool.submit(self._put, file) for file in files]
-            yield
-        for error in filter(None, (put.exception() for put in puts)):
-            _log.warning("a file of %s is left to the next sweep: %s", self.path, error)
-
-    def _put(self, file: EncodedFile) -> None:
-        self.files.write(file[0].path, file[1], sync=False)
+        return AddFile(path, size, encoded.rows, {_PARTITION: group}, tags=tags)
 
     def repair_files(self) -> None:
-        """Write small files again that are missing, unless a checkpoint has secured them."""
+        """Write small files again that a power cut took, unless a checkpoint has secured them."""
+        self._files_checked = True
+        if not self.files.is_local:
+            return
         try:
             first, state = last_checkpoint(self.files) + 1, self.log.state
             live = {file.path for file in state.files()}
