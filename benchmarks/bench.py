@@ -158,10 +158,7 @@ def show(results: list[Result]) -> None:
     width = max((len(r.name) for r in results), default=0)
     for r in results:
         value = "-" if r.value is None else f"{r.value:,.1f}"
-        print(
-            f"{r.name:<{width}}  {value:>13} {r.unit:<3} {r.against:<28} "
-            f"{('goal ' + r.goal) if r.goal else ''}".rstrip()
-        )
+        print(f"{r.name:<{width}}  {value:>13} {r.unit:<3} {r.against}".rstrip())
     survives = {r.name.rsplit(": ", 1)[-1]: r.survives for r in results if r.survives}
     if survives:
         print("\nwhat a power cut leaves of what was reported as done:")

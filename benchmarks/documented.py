@@ -93,6 +93,18 @@ def commits() -> Iterator[tuple[str, Figure]]:
         "lease and ack of 1,000, synced, p50 (`commits`)",
         several(ms, "lease, 1,000 messages, p50", "ack, 1,000 messages, p50"),
     )
+    yield (
+        "lease and ack of 100, synced, p50 (`commit-path`)",
+        several(ms, "lease synced, 100 messages, p50", "ack synced, 100 messages, p50"),
+    )
+    yield (
+        "the disk alone: a new file with the syncs of a commit, and an append to a database's log",
+        several(
+            ms,
+            "a new file and the syncs of a commit, without spark_mq, p50",
+            "an append to a synced log, as of a database, p50",
+        ),
+    )
     log = "100,000 commits of one message, {}: {}"
     yield (
         "100,000 commits of one message: open and first lease, unswept and swept",
@@ -216,6 +228,11 @@ def through_spark() -> Iterator[tuple[str, Figure]]:
         "publish to acked through Spark, default trigger, idle queue, p50 and p95",
         several(ms, f"{idle}p50", f"{idle}p95"),
     )
+    news = "publish in one process to handler in another, "
+    yield (
+        "the same from one process to `group.work` in another",
+        several(ms, f"{news}p50", f"{news}p95"),
+    )
     batch = "micro-batch of 10,000: "
     yield (
         "foreachBatch of 10,000: the handler alone",
@@ -291,11 +308,14 @@ FIGURES: dict[str, Figure] = {
     "local-rate-8": plain("{}", "8 workers on 1 group: operations/s", rough),
     "s3-rate-1": plain("{}", f"{at_s3(1, 1)}operations/s", rough),
     "s3-rate-8": plain("{}", f"{at_s3(8, 1)}operations/s", rough),
+    "s3-rate-32": plain("{}", f"{at_s3(32, 1)}operations/s", rough),
+    "s3-requests-8": plain("{}", f"{at_s3(8, 1)}requests of an operation", rough),
     "beside-kafka": beside_peer(f"{DRAIN}, steady state", KAFKA),
     "beside-kafka-start": beside_peer(f"{DRAIN}, with start-up", KAFKA),
     "beside-delta": beside_peer(f"{DRAIN}, steady state", PLAIN_DELTA),
     "beside-delta-start": beside_peer(f"{DRAIN}, with start-up", PLAIN_DELTA),
     "beside-pgmq": beside_peer("Python, lease + read + ack of 1,000, {}", PGMQ),
     "beside-pgmq-100": beside_peer("Python, lease + read + ack of 100, {}", PGMQ),
+    "latency-worker": plain("{} ms", "publish in one process to handler in another, p95", rough),
     "latency": plain("{} ms", "publish to acked, default trigger, idle queue, p95", rough),
 }

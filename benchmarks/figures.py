@@ -26,7 +26,6 @@ class Result:
     value: float | None
     unit: str
     against: str = ""
-    goal: str = ""
     survives: str = ""
 
 

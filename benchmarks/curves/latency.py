@@ -139,7 +139,6 @@ def publish_to_acked(spark: SparkSession, folder: Path, rounds: int) -> Iterator
         "publish to acked, default trigger, idle queue, p50",
         statistics.median(times),
         "ms",
-        goal="< 600 ms",
     )
     yield Result("publish to acked, default trigger, idle queue, p95", p95(times), "ms")
     yield Result(

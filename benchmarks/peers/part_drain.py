@@ -21,7 +21,7 @@ from figures import Result
 from session import session
 
 from peers import kafka
-from peers.all import BROKERS, OURS, PGMQ
+from peers.all import BROKERS, OURS
 from peers.base import Missing, Opener, read_all
 from peers.mq import SYNCED
 from peers.sides import Sides, table
@@ -34,10 +34,6 @@ DELTA = "plain Delta stream, no leases"
 KAFKA = "Kafka, one node, by Spark's own source"
 SIDES = (OURS, BATCH, DELTA, KAFKA, *BROKERS)
 STEADY, TOTAL = "steady state", "with start-up"
-GOALS = {
-    STEADY: {DELTA: "1.5x", KAFKA: "1x", PGMQ: "12x"},
-    TOTAL: {DELTA: "1.2x"},
-}
 SURVIVES = {
     OURS: SYNCED,
     BATCH: SYNCED,
@@ -104,8 +100,8 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
                 else:
                     note(steady, name, sizes.brokers_batch / statistics.median(batches[2:]))
                     note(total, name, sizes.brokers / seconds)
-        yield from table(what(kind, STEADY), in_order(steady), "/s", survives, GOALS[STEADY])
-        yield from table(what(kind, TOTAL), in_order(total), "/s", survives, GOALS[TOTAL])
+        yield from table(what(kind, STEADY), in_order(steady), "/s", survives)
+        yield from table(what(kind, TOTAL), in_order(total), "/s", survives)
 
 
 def note(sides: dict[str, list[float] | Missing], name: str, value: float) -> None:

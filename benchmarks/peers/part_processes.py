@@ -22,8 +22,6 @@ from peers.sizes import Sizes
 from peers.values import values
 
 SIDES = (OURS, PGMQ)
-GOALS = {100: {PGMQ: "0.7x"}, 1_000: {PGMQ: "2x"}}
-"""By the size of a lease."""
 DEADLINE = 300.0
 
 
@@ -60,8 +58,7 @@ def run(folder: Path, rounds: int, sizes: Sizes) -> Iterator[Result]:
                         side.append((len(messages) - sizes.processes * batch) / seconds)
                     except Missing as why:
                         rates[name] = why
-            goals = GOALS.get(batch, {})
-            yield from table(what(sizes, kind, batch), rates, "/s", survives, goals)
+            yield from table(what(sizes, kind, batch), rates, "/s", survives)
 
 
 def drained(

@@ -11,14 +11,12 @@ from pathlib import Path
 
 from figures import Result
 
-from peers.all import PGMQ, POSTGRES, PYTHON
+from peers.all import PYTHON
 from peers.base import Missing, Peer, read_all
 from peers.sides import table
 from peers.sizes import Sizes
 from peers.values import values
 
-GOALS = {1_000: {POSTGRES: "0.6x", PGMQ: "1.5x"}, 100: {PGMQ: "1x"}}
-"""By the size of a lease."""
 WARM_UP = 2
 BLOCK = 10
 """Measured turns of a side before the next side has its own."""
@@ -81,7 +79,7 @@ def one(folder: Path, rounds: int, sizes: Sizes, kind: str, batch: int) -> Itera
                     if turn >= WARM_UP and not isinstance(side, Missing):
                         side.append(batch / seconds)
     survives = {name: peer.survives for name, peer in peers.items()}
-    yield from table(what(kind, batch), sides, "/s", survives, GOALS.get(batch, {}))
+    yield from table(what(kind, batch), sides, "/s", survives)
 
 
 def once(peer: Peer, batch: int) -> int:
