@@ -93,7 +93,7 @@ def rounds(folder: Path, blocks: int) -> dict[str, list[float]]:
 
 
 def synced_file(folder: Path, number: int) -> None:
-    """Write a new file with the syncs of a commit: that of the file, and that of its folder."""
+    """Write a new file and sync what a commit syncs, which is the file and its folder."""
     path = folder / str(number)
     file = os.open(path.with_suffix(".tmp"), os.O_CREAT | os.O_WRONLY | os.O_EXCL)
     os.write(file, BARE)

@@ -273,7 +273,7 @@ class DueRanges:
         return len(rows) == self.count if available is None else available <= set(rows)
 
     def is_isolation(self, head: Head) -> bool:
-        """Return whether many leases like that of the head may follow."""
+        """Return whether many more leases of the same kind may follow the one of the head."""
         deliveries = self.ledger.range_at(head.row).delivery_count
         if head.kind != SUSPECT:
             return self.attempts is None and deliveries >= ASSUMED_ATTEMPTS

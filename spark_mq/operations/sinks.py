@@ -101,7 +101,7 @@ class QueueSink:
             raise other_queue(self.path) from error
 
     def producer_id(self, write: SinkWrite) -> str:
-        """Return the producer of a write, whose number is that of the write."""
+        """Return the producer id under which a write is published, with the write's number."""
         return f"{self._names}.{write.writer}"
 
     def _txn(self, write: SinkWrite) -> str:

@@ -23,6 +23,7 @@ from support.handles import (
     side_by_side,
     take_all,
     trim,
+    trimmable,
 )
 from support.having import having
 from support.tables import context_of, messages_of
@@ -67,15 +68,6 @@ def with_letters(make: Make, clock: ManualClock) -> Queue:
 
 def were_redriven(queue: Queue) -> None:
     assert take_all(queue.group()) == ["0", "1", "2"]
-
-
-def with_old_files(make: Make, clock: ManualClock) -> Queue:
-    queue = make(retention="1d")
-    for value in "abc":
-        queue.publish(value)
-    lease(queue).ack()
-    clock.advance("2d")
-    return queue
 
 
 def were_trimmed(queue: Queue) -> None:
@@ -133,7 +125,7 @@ def was_archived(queue: Queue) -> None:
 CHORES = {
     "route": Chore(3, 3, 3, with_dead, lambda q: route(q.group()), were_routed),
     "redrive": Chore(3, 3, 3, with_letters, lambda q: q.redrive().messages, were_redriven),
-    "trim": Chore(2, 2, 3, with_old_files, trim, were_trimmed),
+    "trim": Chore(2, 2, 3, trimmable, trim, were_trimmed),
     "schedule": Chore(
         1, 1, 2, with_schedule, lambda q: publish_due(context_of(q), "s"), were_published
     ),

@@ -1,6 +1,6 @@
 """Schedules of a queue: each instant is published once, whichever sweep runs, and however often.
 
-Sweeps race and run with clocks that differ. What kills them is in test_chores.
+Sweeps race each other, on machines whose clocks differ. test_chores kills them.
 """
 
 from __future__ import annotations

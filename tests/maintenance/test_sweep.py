@@ -32,6 +32,7 @@ from support.handles import (
     once,
     route,
     trim,
+    trimmable,
 )
 from support.having import having
 from support.limits import Limits
@@ -282,16 +283,6 @@ def test_expire_folds_every_group(make: Make, clock: ManualClock) -> None:
 
 
 # -- trim
-
-
-def trimmable(make: Make, clock: ManualClock) -> Queue:
-    """Three publishes, settled by a group, and past the retention."""
-    queue = make(retention="1d")
-    for value in "abc":
-        queue.publish(value)
-    lease(queue).ack()
-    clock.advance("2d")
-    return queue
 
 
 def files_on_disk(queue: Queue) -> int:

@@ -20,6 +20,7 @@ from spark_mq.maintenance import sweep as sweep_of
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
+from spark_mq.testing import ManualClock
 from spark_mq.util import failures
 from spark_mq.util.clock import system_clock
 from support.tables import context_of, group_ledger_of
@@ -197,3 +198,13 @@ def history(queue: Queue, **options: Any) -> Any:
 
 def route(group: ConsumerGroup) -> int:
     return route_dead_letters(context_of(group), group_ledger_of(group))
+
+
+def trimmable(make: Callable[..., Queue], clock: ManualClock) -> Queue:
+    """Three publishes, settled by a group, and past the retention."""
+    queue = make(retention="1d")
+    for value in "abc":
+        queue.publish(value)
+    lease(queue).ack()
+    clock.advance("2d")
+    return queue

@@ -45,7 +45,7 @@ _MOST_COMPLETED: Final = 1_000  # entries of a folder that are looked at
 
 
 def option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
-    """Return an option. Without a long name it has that of the function's parameter.
+    """Return an option, which has the name of its parameter unless a long one is given.
 
     An option whose default is ``...`` is required.
     """

@@ -308,7 +308,7 @@ class _ShownProgress(FailureLines):
             self._update(self._clock())
 
     def _update(self, now: float) -> None:
-        """Count what is done. What is left is asked for once a second, and only after a change."""
+        """Count what is done, and ask what is left once a second at most, after a change."""
         if self._ask is None:
             self._done = self._own
         elif self._stale and now - self._asked >= _LEFT_EACH:
