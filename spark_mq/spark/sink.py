@@ -132,8 +132,8 @@ def commit_files(
     def publish() -> None:
         if producer is None:
             publish_pending(queue.messages, pending)
-        elif not producer.commit(queue.messages, pending):
-            log_unpublished(files)
+        elif not producer.commit(queue.messages, pending) and not any(ids):
+            log_unpublished(files)  # a publish with ids deletes its files itself
 
     report_files(queue, sum(file.rows for file in files), publish)
 

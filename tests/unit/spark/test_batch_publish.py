@@ -13,7 +13,7 @@ from spark_mq import Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.batch_publish import BatchPublisher, SinkProducer
 from spark_mq.spark.options import WriteOptions
-from spark_mq.spark.sink import QueueStreamWriter
+from spark_mq.spark.sink import QueueStreamWriter, commit_files, write_files
 from spark_mq.storage.publishes import PendingPublish
 from spark_mq.testing import FakeBatchLease, memory_queue
 
@@ -46,6 +46,23 @@ def test_a_replay_is_skipped_and_a_second_write_of_a_run_is_an_error(queue: Queu
     assert write(queue, producer(replay, "2"))
     assert write(queue, producer(replay, stream=str(uuid.uuid4())))
     assert queue.group("look").ensure().stats().ready == 3
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_the_files_of_a_repeated_write_are_logged_if_they_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_ids: bool
+) -> None:
+    queue = Queue.create(tmp_path / "queue", durable=False, dedup_window="1h")
+    options, log = WriteOptions(queue.path), messages_of(queue)
+    columns = {"value": [b"a"], **({"dedup_id": ["one"]} if with_ids else {})}
+    for _ in range(2):
+        caplog.clear()
+        written = write_files(options, iter(pa.table(columns).to_batches()))
+        commit_files(options, [written], SinkProducer("p", 1))
+    assert "is not published again" in caplog.text
+    stays = [log.files.exists(file.path) for file in written.files]
+    assert stays == [not with_ids]
+    assert ("stay unpublished" in caplog.text) is stays[0]
 
 
 def test_a_call_of_a_driver_that_failed_may_be_repeated(queue: Queue) -> None:
