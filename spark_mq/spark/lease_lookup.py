@@ -17,7 +17,7 @@ from spark_mq.spark.partitions import Piece, SlicePartition
 from spark_mq.spark.private_spark import RunningQuery, running_query
 from spark_mq.spark.settle_rows import check_columns
 from spark_mq.streaming.lanes import append_piece
-from spark_mq.streaming.offset import QUEUES, check_offset
+from spark_mq.streaming.source import QUEUES, check_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

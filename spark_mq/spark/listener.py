@@ -23,7 +23,7 @@ from spark_mq.errors import InvalidOption
 from spark_mq.ledger.budget import is_stopped
 from spark_mq.ledger.stats import GroupStats, figures_of, state_figures
 from spark_mq.spark.private_spark import wait_for_events
-from spark_mq.streaming.offset import check_offset
+from spark_mq.streaming.source import check_offset
 from spark_mq.telemetry import Destination, report_gauges
 
 _log = logging.getLogger(__name__)

@@ -14,12 +14,14 @@ from typing import Any
 
 from spark_mq.errors import StorageError
 from spark_mq.operations.context import GroupLedger
-from spark_mq.streaming.offset import (
+from spark_mq.streaming.source import (
     QUEUES,
+    BatchPlan,
+    StreamOptions,
+    StreamSource,
     parse_offset,
     stream_id_in_queue,
 )
-from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +151,6 @@ class MultiQueueSource:
         return {source.ledger.queue_path: source.progress() for source in self.sources}
 
     def _in(self, source: StreamSource, stream: str) -> str:
-        """Return the id of a stream in a source's queue."""
         queue = source.ledger.queue
         key = stream, queue.path
         if key not in self._ids:

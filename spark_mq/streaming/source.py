@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
+from spark_mq.delta.object_store import canonical_path
 from spark_mq.errors import CommitConflict, GroupNotFound, InvalidOption, StorageError
 from spark_mq.ledger.acquire import Acquire, Grant, SkipFiltered
 from spark_mq.ledger.commands import View
@@ -25,6 +27,7 @@ from spark_mq.ledger.schedule import next_due_at
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.stats import GroupStats, compute_stats, figures_of
 from spark_mq.ledger.stream_batch import (
+    STREAM_ID,
     AckBatches,
     LeaveBatch,
     Replay,
@@ -38,7 +41,6 @@ from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
 from spark_mq.streaming.lanes import LaneRuns, lane_runs
-from spark_mq.streaming.offset import parse_offset
 from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.show import show_count
 from spark_mq.util.user import identify_worker
@@ -165,11 +167,9 @@ class StreamSource:
         return [(self.ledger, self.plan(start, end))]
 
     def stop(self) -> None:
-        """End the extension of the lease in the background."""
         self._end_batch()
 
     def progress(self) -> dict[str, Any]:
-        """Return the group's stats at the last look."""
         if self._last_view is None:
             return {}
         return show_progress(self.ledger, compute_stats(*self._last_view))
@@ -354,7 +354,6 @@ class BatchPlan:
 
 
 def check_attempts(group: str, settings: GroupSettings) -> None:
-    """Raise InvalidOption if the group's settings leave no attempt for a batch's replay."""
     attempts = settings.max_delivery_attempts
     if attempts is not None and attempts < 3:
         raise InvalidOption(
@@ -374,3 +373,53 @@ def show_progress(ledger: GroupLedger, stats: GroupStats) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+# -- offsets
+
+QUEUES: Final = "queues"  # a key that only the offset of a stream over several queues has
+
+_OTHER_PATH: Final = {
+    False: "the checkpoint is of a stream over several queues. Give path as a list, such as "
+    '["/q/orders"], or use a new checkpoint',
+    True: "the checkpoint is of a stream over one queue. Give path as plain text, not as a list, "
+    "or use a new checkpoint",
+}
+
+_MAX_BATCH: Final = 10**18 - 1  # transaction numbers of so many batches fit into 64 bits
+
+
+def check_offset(offset: Any) -> tuple[str, int]:
+    """Return (stream, batch) of an offset. Raise InvalidOption for another source's offset."""
+    stream, n = (
+        (offset.get("stream"), offset.get("batch")) if isinstance(offset, Mapping) else (None, None)
+    )
+    if not (
+        isinstance(stream, str)
+        and re.fullmatch(STREAM_ID, stream)
+        and isinstance(n, int)
+        and not isinstance(n, bool)
+        and 0 <= n <= _MAX_BATCH
+    ):
+        raise InvalidOption(
+            f"the checkpoint's offset {str(offset)[:200]!r} is not of spark_mq: another source "
+            f"wrote it. Use a checkpoint of its own",
+            option="checkpointLocation",
+            value=str(offset)[:200],
+        )
+    return stream, n
+
+
+def parse_offset(offset: Any, *, several: bool = False) -> tuple[str, int]:
+    """Return (stream, batch) of an offset over one queue or `several`. Raise InvalidOption."""
+    if isinstance(offset, Mapping) and "batch" in offset and (QUEUES in offset) is not several:
+        raise InvalidOption(_OTHER_PATH[several], option="path", value=dict(offset))
+    return check_offset(offset)
+
+
+def stream_id_in_queue(
+    stream: str, path: str, storage_options: Mapping[str, str] | None = None
+) -> str:
+    # A link, or s3a instead of s3, is no other queue. A queue in memory has no place.
+    place = canonical_path(path, storage_options) if "/" in path else path
+    return str(uuid.uuid5(uuid.UUID(stream), place))

@@ -25,7 +25,7 @@ from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
 from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
-from spark_mq.streaming.offset import check_offset, parse_offset, stream_id_in_queue
+from spark_mq.streaming.source import check_offset, parse_offset, stream_id_in_queue
 from spark_mq.util import validation as checks
 
 DEEP = "[" * 100_000

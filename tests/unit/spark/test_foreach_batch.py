@@ -28,8 +28,7 @@ from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.operations.context import GroupLedger
 from spark_mq.spark import ack, lease_frame, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
-from spark_mq.streaming.offset import stream_id_in_queue
-from spark_mq.streaming.source import StreamOptions, StreamSource
+from spark_mq.streaming.source import StreamOptions, StreamSource, stream_id_in_queue
 from spark_mq.testing import ManualClock, memory_queue
 
 BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])

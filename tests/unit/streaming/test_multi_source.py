@@ -16,8 +16,7 @@ from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
 from spark_mq.maintenance.retention import trim
 from spark_mq.streaming.multi_source import fair_shares
-from spark_mq.streaming.offset import stream_id_in_queue
-from spark_mq.streaming.source import StreamOptions, StreamSource
+from spark_mq.streaming.source import StreamOptions, StreamSource, stream_id_in_queue
 from spark_mq.testing import ManualClock, memory_queue
 
 

@@ -18,8 +18,7 @@ from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettlePart
 from spark_mq.operations.context import GroupLedger
-from spark_mq.streaming.offset import stream_id_in_queue
-from spark_mq.streaming.source import BatchPlan
+from spark_mq.streaming.source import BatchPlan, stream_id_in_queue
 from spark_mq.testing import ManualClock, memory_queue
 
 
