@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
     from spark_mq.operations.batches import BatchInfo
-    from spark_mq.operations.life import MessageOutcome, Trace, TraceEvent
+    from spark_mq.operations.history import MessageOutcome
     from spark_mq.operations.schedules import ScheduleInfo
     from spark_mq.operations.settle import SettleResult
+    from spark_mq.operations.trace import Trace, TraceEvent
     from spark_mq.publisher import BufferedPublisher, PendingMessage
     from spark_mq.queue import Queue
     from spark_mq.storage.publishes import PublishReceipt
@@ -77,7 +78,7 @@ _MODULES = {
     "GroupStats": "ledger.stats",
     "Lease": "lease",
     "Message": "message",
-    "MessageOutcome": "operations.life",
+    "MessageOutcome": "operations.history",
     "PendingMessage": "publisher",
     "PublishReceipt": "storage.publishes",
     "PurgeResult": "maintenance.retention",
@@ -93,8 +94,8 @@ _MODULES = {
     "SettleResult": "operations.settle",
     "Snooze": "worker.decisions",
     "SweepReport": "maintenance.sweep",
-    "Trace": "operations.life",
-    "TraceEvent": "operations.life",
+    "Trace": "operations.trace",
+    "TraceEvent": "operations.trace",
     "WorkSummary": "worker.state",
 }
 """The module of each public name. It loads at first use, as a Spark process needs few of them."""

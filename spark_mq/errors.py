@@ -73,11 +73,10 @@ class InvalidOption(SparkMQError, ValueError):
 
 
 class InvalidHandlerResult(InvalidOption):
-    """Raised if a handler returns a value that settles no message.
+    """Raised if a handler returns a value that settles no message, so that none counts as failed.
 
-    That is a bug in the handler, so no message counts as failed. Data: ``option`` (the handler's
-    option, or the wrong column of its result), ``value`` (the wrong value, or the name of its
-    type).
+    Data: ``option`` (the handler's option, or the wrong column of its result), ``value`` (the wrong
+    value, or the name of its type).
     """
 
 
@@ -148,17 +147,9 @@ class TablesDisagree(CorruptLog):
 class StorageError(SparkMQError, OSError):
     """Raised if the store fails: it is full, read-only or out of reach.
 
-    Try again once the cause is fixed.
-
-    Attributes
-    ----------
-    path : str
-        The path of the table.
-    landed : bool or None
-        Whether the failed commit changed the table. None if unknown, because it may still do so.
-    lasting : bool
-        Whether waiting cannot help until somebody changes a right, a path or a setting. A worker
-        that has not worked yet ends then.
+    Data: ``path`` (of the table), ``landed`` (whether the failed commit changed the table, or None
+    because it may still do so), ``lasting`` (whether waiting cannot help until somebody changes a
+    right, a path or a setting, so that a worker which has not worked yet ends).
     """
 
     lasting = False
@@ -180,19 +171,11 @@ class ScheduleNotFound(SparkMQError, LookupError):
 
 
 class LeaseLost(SparkMQError):
-    """Raised if a lease no longer holds some messages of a settle.
+    """Raised if a lease no longer holds some messages of a settle. The others are settled.
 
-    The messages that it still held are settled.
-
-    Attributes
-    ----------
-    lease_id : str
-    lost : list of tuple
-        ``(first, last, reason)`` with inclusive sequences.
-    message_ids : list of str
-        The ids of the lost messages, as far as they are known.
-    result : SettleResult
-        The result for the other messages.
+    Data: ``lease_id``, ``lost`` (a list of ``(first, last, reason)`` with inclusive sequences),
+    ``message_ids`` (those of lost messages, as far as they are known), ``result`` (the
+    :class:`SettleResult` of the others).
     """
 
 
@@ -278,12 +261,7 @@ class CommitConflict(SparkMQError):
 
 
 class IllegalTransition(SparkMQError, AssertionError):
-    """Raised if a range would move to a forbidden state.
+    """Raised if a range would move to a forbidden state, which is a bug in spark_mq.
 
-    This is a bug in spark_mq. Nothing was committed.
-
-    Attributes
-    ----------
-    before, after : str
-        The old and the new state.
+    Nothing was committed. Data: ``before``, ``after`` (the old and the new state).
     """

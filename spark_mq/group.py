@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,19 +26,11 @@ from spark_mq.operations.acquire import (
     wait_for_lease,
 )
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.find_messages import find_messages
-from spark_mq.operations.settle import (
-    HeldLease,
-    HeldSelector,
-    SettleResult,
-    change_messages,
-    extend,
-    settle,
-)
+from spark_mq.operations.settle import SettleResult, change_messages, extend, settle
 from spark_mq.operations.sinks import check_no_sink, configure_command
-from spark_mq.payload_format import Format
-from spark_mq.streaming.group_streams import GroupStreams
+from spark_mq.payload_format import Format, load_library
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.loading import INTEGRATIONS
 from spark_mq.util.user import acting_by_default, identify_worker, worker_name
 from spark_mq.util.validation import (
     invalid,
@@ -58,7 +49,7 @@ LeaseSelector = str | Lease | Iterable[str | Lease] | Mapping[str, MessageSelect
 """Leases by id or as objects, or a mapping of these to some sequences, or to None for all."""
 
 
-class ConsumerGroup(GroupViews, GroupStreams):
+class ConsumerGroup(GroupViews):
     """Lease and settle as one group of a queue.
 
     :meth:`spark_mq.Queue.group` returns it, and its first lease creates it. It can be pickled and
@@ -102,8 +93,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
     def seek(self, to: str | int | datetime) -> None:
         """Move the group: earlier messages are skipped, and all from there on are unread.
 
-        Live leases are fenced. The group does not move below the trim horizon. `to` is "earliest",
-        "latest", a sequence, or an instant: an aware datetime, or text with a zone such as
+        Live leases are fenced. `to` is "earliest", which is after the trim horizon, "latest", a
+        sequence, or an instant: an aware datetime, or text with a zone such as
         "2026-01-31T12:00:00Z".
         """
         target = validate_position("to", to)
@@ -114,10 +105,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
     def configure(self, **settings: Unpack[GroupOptions]) -> GroupSettings:
         """Change settings of the group in one commit. Return all settings.
 
-        Every worker obeys them from its next operation on, but live leases keep their deadline.
-
-        Give those of :class:`~spark_mq.GroupSettings` that change. Raises InvalidOption for an
-        unknown setting or an invalid value.
+        Give those of :class:`~spark_mq.GroupSettings` that change. Every worker obeys them from its
+        next operation on, but live leases keep their deadline.
         """
         command = configure_command(self._ledger, settings)  # before the group is created
         self._ledger.create_if_missing()
@@ -151,17 +140,15 @@ class ConsumerGroup(GroupViews, GroupStreams):
         reason: str | None = None,
         by: str | None = None,
     ) -> int:
-        """Settle messages without a lease. No worker of the group gets them again.
+        """Settle messages without a lease, as "dropped". No worker of the group gets them again.
 
-        Their outcome is "dropped". Name them by `sequences`, `message_id` or `key`. Returns the
-        number of messages, without those that were settled already.
+        Returns the number of messages, without those that were settled already.
 
         Parameters
         ----------
-        sequences, message_id
-            One or several.
-        key
-            One or several: all messages with it that the group has not settled.
+        sequences, message_id, key
+            Give one of them: one or several. A key names all messages with it that the group has
+            not settled.
         force
             Take messages from their leases, too, which then cannot settle them.
         reason
@@ -176,9 +163,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
         InvalidOption
             Not exactly one name is given, or no message has it.
         """
-        intervals = find_messages(self._ledger, sequences, message_id, key)
-        why = validate_error(reason, "reason")
-        return change_messages(self._ledger, DISCARD, intervals, reason=why, force=force, by=by)
+        named = {"sequences": sequences, "message_id": message_id, "key": key}
+        return change_messages(self._ledger, DISCARD, named, force=force, reason=reason, by=by)
 
     def retry_now(
         self,
@@ -194,11 +180,10 @@ class ConsumerGroup(GroupViews, GroupStreams):
         Delayed ones keep their counts. Dead and blocked ones begin again at zero, and so do those
         that `force` takes from the lease of their last attempt. Returns the number of messages,
         without those that were due or settled already. The parameters and errors are those of
-        :meth:`discard`. It also raises InvalidOption if a message is past its ``expires_at``, and
-        changes nothing then.
+        :meth:`discard`, and InvalidOption if a message is past its ``expires_at``.
         """
-        intervals = find_messages(self._ledger, sequences, message_id, key)
-        return change_messages(self._ledger, RETRY_NOW, intervals, force=force, by=by)
+        named = {"sequences": sequences, "message_id": message_id, "key": key}
+        return change_messages(self._ledger, RETRY_NOW, named, force=force, by=by)
 
     def dead_letter(
         self,
@@ -216,9 +201,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
         parameters and errors are those of :meth:`discard`. `reason` becomes the dead letter's
         error.
         """
-        intervals = find_messages(self._ledger, sequences, message_id, key)
-        why = validate_error(reason, "reason")
-        return change_messages(self._ledger, DEAD_LETTER, intervals, reason=why, force=force, by=by)
+        named = {"sequences": sequences, "message_id": message_id, "key": key}
+        return change_messages(self._ledger, DEAD_LETTER, named, force=force, reason=reason, by=by)
 
     @acting_by_default
     def pause(self, reason: str | None = None, *, until: datetime | Duration | None = None) -> None:
@@ -232,7 +216,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
             Why, for people. Stats, progress and logs show it.
         until
             When leases are allowed again: an aware datetime, or a duration from now such as "30m".
-            Default: at a resume. Raises InvalidOption if it is not a time, or has passed.
+            Default: at a resume.
         """
         why = validate_error(reason, "reason")
         now = self._ledger.now()
@@ -259,10 +243,9 @@ class ConsumerGroup(GroupViews, GroupStreams):
         return self._ledger.stats(required=True)
 
     def expire(self) -> int:
-        """Fold expired leases now instead of with the next operation.
+        """Expire leases and messages now instead of with the next operation. Raises GroupNotFound.
 
-        It also ends messages past their own expires_at, and sets delayed ones aside. Returns the
-        number of messages that the leases held. Raises GroupNotFound.
+        Returns the number of messages that the leases held.
         """
         self._ledger.require_group()
         return self._ledger.run(Expire())
@@ -282,9 +265,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
         auto_ack: bool = False,
         fail_on_data_loss: bool = True,
     ) -> Lease | None:
-        """Lease messages and hide them from the rest of the group.
-
-        They stay hidden until they are settled or the lease expires.
+        """Lease messages, and hide them from the rest of the group until they settle or expire.
 
         Parameters
         ----------
@@ -294,8 +275,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
             The most messages to lease. Default: 1, or as many as `sequences` names.
         max_bytes
             Lease only as many messages as fit, but at least one: bytes, or text such as "64m". A
-            message counts as the mean compressed size in its data file, so it may be larger in
-            memory.
+            message counts as the mean compressed size in its data file.
         sequences
             Lease only these messages: a list, or a ``range`` for all in between, with at most 1,000
             separate runs. It leaves out those that are not due, which :meth:`retry_now` makes due.
@@ -307,7 +287,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
             thirtieth of that, and 2 s in an object store, where a look costs two requests.
         visibility_timeout
             How long the lease lasts. Default: the group's setting. Its messages are due again after
-            the group's ``clock_skew`` more: after 4 seconds with "3s" and the default of 1 s.
+            the group's ``clock_skew`` more.
         auto_ack
             Ack at once, so that each message is delivered at most once.
         fail_on_data_loss
@@ -329,8 +309,6 @@ class ConsumerGroup(GroupViews, GroupStreams):
             With `wait`, this is raised only after the wait.
         DataLossError
             The queue's hard limit dropped unsettled messages.
-        GroupNotFound
-            There is no such group, and the handle was made with ``create=False``.
         """
         worker = worker_name(worker_id)
         named, most = (None, 1) if sequences is None else named_messages(sequences)
@@ -390,8 +368,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
     ) -> WorkSummary:
         """Call a handler for each message, or each lease, and settle.
 
-        Many messages are leased and settled together, and each has its own verdict. A lease is
-        extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
+        A lease is extended while it is worked on. The loop ends when `stop` is set, on SIGTERM (in
         the main thread), or as `until` says. It then leases nothing more, releases what no handler
         got, and waits for running handlers. It waits out a failing store and a group that blocks.
 
@@ -409,16 +386,15 @@ class ConsumerGroup(GroupViews, GroupStreams):
             its own settles, as ``return lease.ack()`` does.
         mode
             "message" or "batch". With "message", many messages are leased and settled together, but
-            no more than the handlers need for about a second. In a group with ``order="key"`` the
-            messages of a lane are handled one after the other. If the worker dies, the delivery
-            counts for each message that it held, even if no handler had got it. Nobody knows which
-            of them killed it, so they are isolated, and no innocent one dies of that.
+            no more than the handlers need for about a second, and each has its own verdict. In a
+            group with ``order="key"`` the messages of a lane are handled one after the other. If
+            the worker dies, the delivery counts for each message that it held, and they are
+            isolated, because nobody knows which of them killed it.
         format
             Decodes each payload into ``message.data`` before the handler is called: one of
             ``spark_mq.integrations.formats``, or an object of your own with ``encode`` and
-            ``decode``. A payload that is not of the format makes its message a dead letter with
-            that reason, and the handler does not get it. Any other error of the format counts as
-            one of the handler.
+            ``decode``. A payload that is not of the format makes its message a dead letter. Any
+            other error of the format counts as one of the handler.
         more_groups
             More groups, also of other queues, for the same handler, or each with its own:
             ``{group: handler}``. Not with ``mode="batch"``.
@@ -438,14 +414,13 @@ class ConsumerGroup(GroupViews, GroupStreams):
             decides later is refused. The delivery counts.
         timeout
             How long one call of the handler may take. After that its messages fail with
-            HandlerTimeout, and what it decides later is refused. A coroutine is cancelled. Python
-            cannot end a thread, so the worker has one thread less until the handler returns.
+            HandlerTimeout, and what it decides later is refused. A coroutine is cancelled, but a
+            thread is lost to the worker until the handler returns.
         on_error
             What an exception or a returned failure does. "nack": retry after the group's backoff.
             "reject": to the dead letters. "ack": drop the messages, so that the error is only
-            logged and counts for the breaker. "raise": end the loop, and let the lease expire. A
-            failure of the queue's own store is none of the handler's: the messages are released,
-            uncounted.
+            logged and counts for the breaker. "raise": end the loop, and let the lease expire. If
+            the queue's own store fails, the messages are released, uncounted.
         ack
             When a lease is acked. "on_success": when the handler has returned, so at least once.
             "on_receive": before it is called, so at most once, and a worker that dies loses
@@ -455,8 +430,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
             How long running handlers have at the end. A second Ctrl-C ends the wait, and releases
             what they hold.
         stop
-            Ends the loop once it is set. Several workers may share it, because the loop sets it
-            only after a signal.
+            Ends the loop once it is set. Several workers may share it.
         poll_interval
             How soon the loop notices other processes, as for :meth:`lease`. All groups of a queue
             share it.
@@ -470,9 +444,8 @@ class ConsumerGroup(GroupViews, GroupStreams):
             messages count as settled, and blocked ones do not. Default: do not end.
         heartbeat
             How often the worker writes a small file that shows it in :meth:`workers` while it is
-            idle, too: "30s" to "1h", or "off". The first write comes after a second, and the end of
-            the loop deletes the file. Default: 30 seconds, and "off" in an object store, where each
-            write costs a request.
+            idle, too: "30s" to "1h", or "off". Default: 30 seconds, and "off" in an object store,
+            where each write costs a request.
         sweep
             Sweep the queues of the groups so often: "1s" to "1h". Of all workers that do so, one at
             a time sweeps, in a thread that no handler waits for. A loop that ends by `until` sweeps
@@ -483,12 +456,12 @@ class ConsumerGroup(GroupViews, GroupStreams):
         Raises
         ------
         InvalidHandlerResult
-            The handler returned something that it must not return: a mistake in the program.
+            The handler returned something that it must not return.
         DataLossError
             The queue's hard limit dropped unsettled messages.
         KeyboardInterrupt
-            Ctrl-C ended the loop. What it held is settled or released, except that a handler that
-            outlasts the timeout leaves its lease to expire. Its argument is the summary.
+            Ctrl-C ended the loop, whose summary is the argument. A handler that outlasted the
+            timeout leaves its lease to expire. All else is settled or released.
         """
         options = WorkOptions(
             mode=mode,
@@ -558,11 +531,9 @@ class ConsumerGroup(GroupViews, GroupStreams):
     ) -> SettleResult:
         """Give messages back as failed. They are due again later, or dead past a limit.
 
-        It raises and returns as :meth:`ack`.
-
-        The other parameters are those of :meth:`ack`. Without named messages nobody knows which of
-        them failed. `delay` is when they are due again, by default as the group's retry policy
-        says, and `error` is the reason, for people.
+        The other parameters, results and errors are those of :meth:`ack`. Without named messages
+        nobody knows which of them failed. `delay` is when they are due again, by default as the
+        group's retry policy says, and `error` is the reason, for people.
         """
         return self._settle(NACK, leases, sequences, message_ids, delay=delay, error=error)
 
@@ -574,10 +545,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Make messages dead that can never be processed.
-
-        The parameters, results and errors are those of :meth:`nack`, without a delay.
-        """
+        """Make messages dead that can never be processed. See :meth:`nack` for the parameters."""
         return self._settle(REJECT, leases, sequences, message_ids, error=error)
 
     def release(
@@ -590,8 +558,7 @@ class ConsumerGroup(GroupViews, GroupStreams):
     ) -> SettleResult:
         """Give messages back, uncounted, as if they had never been leased.
 
-        The parameters, results and errors are those of :meth:`nack`, without an error. The default
-        delay is none.
+        The parameters, results and errors are those of :meth:`nack`. The default delay is none.
         """
         return self._settle(RELEASE, leases, sequences, message_ids, delay=delay)
 
@@ -612,13 +579,12 @@ class ConsumerGroup(GroupViews, GroupStreams):
             check_no_sink(self._ledger)
         return settle(
             self._ledger,
-            _held(leases),
+            leases,
             verb,
             sequences=sequences,
             message_ids=message_ids,
             delay=None if delay is None else validate_duration("delay", delay, zero=True),
             error=validate_error(error),
-            jitter=random.random(),
         )
 
     def extend(
@@ -631,16 +597,68 @@ class ConsumerGroup(GroupViews, GroupStreams):
     ) -> SettleResult:
         """Move the deadline of leases to now + `timeout`, never earlier.
 
-        It raises and returns as :meth:`ack`, with extended messages in place of settled ones.
-
-        The other parameters are those of :meth:`ack`. The default `timeout` is the group's
-        visibility timeout. Without named messages it extends all that the leases hold, even if a
-        Lease object has settled some of it.
+        The other parameters, results and errors are those of :meth:`ack`, with extended messages in
+        place of settled ones. The default `timeout` is the group's visibility timeout.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
-        return extend(
-            self._ledger, _held(leases), given, sequences=sequences, message_ids=message_ids
-        )[0]
+        return extend(self._ledger, leases, given, sequences=sequences, message_ids=message_ids)[0]
+
+    # -- Spark. Nothing here imports pyspark
+
+    def read_stream(self, spark: Any, *, more_groups: Iterable[Any] = (), **options: Any) -> Any:
+        """Return a streaming DataFrame that leases the messages of this group. Needs pyspark.
+
+        It is ``spark.readStream.format("spark_mq")`` with the queue, the group, its start and the
+        storage options of this handle.
+
+        Parameters
+        ----------
+        more_groups
+            The same group in other queues, which the stream reads, too. Also give them to
+            :meth:`for_each_batch`.
+        **options
+            Further options of the source, such as ``maxMessagesPerTrigger=10_000`` or
+            ``valueSchema="id INT"``.
+
+        Raises
+        ------
+        InvalidOption
+            An option is unknown or invalid, or the handle names it already, or a further group has
+            another name or other storage options.
+        """
+        reads = _spark_side("group_reads", "read_stream")
+        return reads.read_stream(self, spark, more_groups, options)
+
+    def read(self, spark: Any, **options: Any) -> Any:
+        """Return a DataFrame of the messages as this group sees them. It leases nothing.
+
+        It is ``spark.read.format("spark_mq")`` with the queue, the group and the storage options of
+        this handle, and has a row for each retained message, with its state. The group must exist.
+        Needs pyspark. The options are further ones of the source, such as ``outcomes=True``. Raises
+        InvalidOption if one is unknown or invalid, or if the handle names it already.
+        """
+        return _spark_side("group_reads", "read").read(self, spark, options)
+
+    def for_each_batch(
+        self,
+        process: Callable[..., Any],
+        on_error: str = "nack",
+        more_groups: Iterable[Any] = (),
+        ack: str = "on_success",
+        *,
+        reader: str = "spark",
+        invalid: str = "keep",
+        sweep: Duration | None = None,
+    ) -> Callable[[Any, int], None]:
+        """Return a foreachBatch function that settles the rest of each batch.
+
+        Needs pyspark. See :func:`spark_mq.spark.for_each_batch` for the parameters.
+        """
+        batches = _spark_side("for_each_batch", "for_each_batch")
+        each: Callable[[Any, int], None] = batches.for_each_batch(
+            self, process, on_error, more_groups, ack, reader=reader, invalid=invalid, sweep=sweep
+        )
+        return each
 
 
 def _served(
@@ -659,14 +677,5 @@ def _served(
     return [(served._ledger, each) for served, each in [(group, handler), *more]]
 
 
-def _held(leases: LeaseSelector) -> HeldSelector:
-    if isinstance(leases, Mapping):
-        return {_held_lease(lease): some for lease, some in leases.items()}
-    if isinstance(leases, str | Lease) or not isinstance(leases, Iterable):
-        return _held_lease(leases)
-    return [_held_lease(lease) for lease in leases]
-
-
-def _held_lease(lease: str | Lease) -> Any:
-    held: str | HeldLease = lease._held if isinstance(lease, Lease) else lease
-    return held
+def _spark_side(job: str, method: str) -> Any:
+    return load_library(INTEGRATIONS[job], method, "spark", library="pyspark")

@@ -84,7 +84,6 @@ def verdict(
     delay: Any = None,
     error: Any = None,
 ) -> MessageVerdict:
-    """Build a verdict from a handler's values. Raises InvalidHandlerResult."""
     if outcome is not None and outcome not in OUTCOMES:
         raise InvalidHandlerResult(
             f"outcome={short_repr(outcome)} is not valid: use ack, nack or reject, or null",
@@ -124,7 +123,6 @@ def parse_result(returned: Any, lease_id: str, held: Iterable[Interval]) -> list
 
 
 def _refuse_contradictions(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raise InvalidHandlerResult if two rows of one message differ."""
     known: dict[int, Mapping[str, Any]] = {}
     for row in rows:
         sequence = operator.index(row["sequence"])
@@ -220,7 +218,8 @@ def describe_held(deliveries: Mapping[int, int], max_delivery_attempts: int | No
     low, high = min(deliveries), max(deliveries)
     delivery = str(low) if low == high else f"{low} to {high}"
     limit = f" of {max_delivery_attempts}" if max_delivery_attempts else ""
-    return f"{_messages(sum(deliveries.values()), 'unsettled ')} (delivery {delivery}{limit})"
+    messages = show_count(sum(deliveries.values()), "unsettled message")
+    return f"{messages} (delivery {delivery}{limit})"
 
 
 def log_outcomes(group: str, now: int, done: Iterable[tuple[SettlePart, SettleOutcome]]) -> None:
@@ -241,7 +240,7 @@ def log_outcomes(group: str, now: int, done: Iterable[tuple[SettlePart, SettleOu
         level = logging.WARNING if outcome.states.keys() - _DELIVERED_AGAIN else logging.INFO
         _log.log(
             level, "group %s: %s %s: %s (lease %s)",
-            group, _messages(outcome.settled), verb, ends, part.lease_id,
+            group, show_count(outcome.settled, "message"), verb, ends, part.lease_id,
         )  # fmt: skip
 
 
@@ -249,7 +248,3 @@ def _due(at: int | None, now: int) -> str:
     if at is None:
         return ""
     return " at once" if at <= now else f" from {show_time(to_datetime(at))}"
-
-
-def _messages(count: int, kind: str = "") -> str:
-    return show_count(count, f"{kind}message")

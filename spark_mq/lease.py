@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -116,9 +115,8 @@ class Lease:
     def table(self) -> pa.Table:
         """Return the messages as an Arrow table, in order of sequence. Each call reads them.
 
-        They are those of :attr:`messages`, in the same order, and settled ones stay in both. The
-        columns are sequence, message_id, key, value, headers (as pairs), published_at,
-        delivery_count, lease_id and lease_expires_at.
+        Settled ones stay in it. The columns are sequence, message_id, key, value, headers (as
+        pairs), published_at, delivery_count, lease_id and lease_expires_at.
 
         Messages that turn out to be damaged only now become dead and leave this lease. If a payload
         file is out of reach, this raises StorageError, and so do later calls if this object has
@@ -205,11 +203,11 @@ class Lease:
         delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Give messages back as failed, to be tried again. Raises as :meth:`ack`.
+        """Give messages back as failed, to be tried again.
 
-        `sequences` and `message_ids` are as for :meth:`ack`. Without them nobody knows which
-        messages failed. `delay` is when they are due again, in seconds or as text such as "30s", by
-        default as the group's retry policy says. `error` is the reason, for people.
+        The other parameters and errors are those of :meth:`ack`. Without named messages nobody
+        knows which failed. `delay` is when they are due again, in seconds or as text such as "30s",
+        by default as the group's retry policy says. `error` is the reason, for people.
         """
         return self._settle(NACK, sequences, message_ids, delay, error)
 
@@ -220,10 +218,7 @@ class Lease:
         message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        """Make messages dead that can never be processed.
-
-        The parameters and errors are those of :meth:`nack`, without a delay.
-        """
+        """Make messages dead that can never be processed. See :meth:`nack` for the parameters."""
         return self._settle(REJECT, sequences, message_ids, error=error)
 
     def release(
@@ -233,9 +228,9 @@ class Lease:
         message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
     ) -> SettleResult:
-        """Give messages back, uncounted, as if they had not been leased. Raises as :meth:`ack`.
+        """Give messages back, uncounted, as if they had not been leased.
 
-        The parameters are those of :meth:`nack`. Without a delay they are due at once.
+        The parameters and errors are those of :meth:`nack`. Without a delay they are due at once.
         """
         return self._settle(RELEASE, sequences, message_ids, delay)
 
@@ -244,12 +239,13 @@ class Lease:
         delay: Duration | None = None, error: str | None = None,
     ) -> SettleResult:  # fmt: skip
         pause = None if delay is None else validate_duration("delay", delay, zero=True)
+        text = validate_error(error)
         named = sequences is not None or message_ids is not None
         try:
             with self._naming(verb) if named and self._may_append else contextlib.nullcontext():
                 return settle(
                     self._ledger, self._held, verb, sequences=sequences, message_ids=message_ids,
-                    delay=pause, error=validate_error(error), jitter=random.random(),
+                    delay=pause, error=text,
                 )  # fmt: skip
         except OUTAGES:
             self._store_failed = True
@@ -264,8 +260,8 @@ class Lease:
         """Append the rows of this lease to the group's sink, once, after any crash.
 
         The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. If an earlier
-        holder of the messages has appended its rows, nothing is written. A holder that is merely
-        slow can no longer append. Ack after the append, or let :meth:`ConsumerGroup.work` do it.
+        holder of the messages has appended its rows, nothing is written. Ack after the append, or
+        let :meth:`ConsumerGroup.work` do it.
 
         Nack, reject or release the messages you won't write *before* you append the rest, because
         the sink counts as having all others. Afterwards only the whole lease can be given back.
@@ -310,9 +306,8 @@ class Lease:
     ) -> SettleResult:
         """Move the deadline to now + `timeout`, never earlier. Raises as :meth:`ack`.
 
-        The default `timeout` is the group's visibility timeout. Without `sequences` or
-        `message_ids` it extends all that the lease holds. ``expires_at`` of this object is the
-        deadline of the whole lease, so it does not show an extension of named messages.
+        The default `timeout` is the group's visibility timeout. ``expires_at`` of this object is
+        the deadline of the whole lease, so it does not show an extension of named messages.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
         result, deadline = extend(

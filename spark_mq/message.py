@@ -19,6 +19,9 @@ from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
 from spark_mq.util.validation import parse_instant, plain_number, short_repr, validate_duration
 
+HEADER_PREFIX: Final = "spark_mq."  # of the headers that spark_mq writes
+REDRIVEN_FROM: Final = HEADER_PREFIX + "redriven_from"  # in a redriven message: its dead letter
+REPAIRED: Final = HEADER_PREFIX + "repaired"  # in a redriven message that a transform has repaired
 _JSON: Final = Json()
 _ROW_COLUMNS: Final = ("message_id", "key", "value", "headers", *TIME_COLUMNS, "priority")
 _ROW_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in _ROW_COLUMNS])
@@ -218,7 +221,6 @@ MessageSelector = ReceivedMessage | Iterable[SupportsIndex | ReceivedMessage]
 
 
 def check_format(format: Any) -> Format:
-    """Return a format. Raise InvalidOption if it is none."""
     if not isinstance(format, type) and all(
         callable(getattr(format, name, None)) for name in ("encode", "decode")
     ):
@@ -372,7 +374,6 @@ def check_past(option: str, at: Any, now: int) -> int:
 
 
 def expires_too_early(which: str, expires_at: Any, deliver_at: Any) -> InvalidOption:
-    """Return the error for a message that no worker could ever lease."""
     text = f"{which} has expires_at={_show_time(expires_at)}, which is not later than its "
     text += f"deliver_at={_show_time(deliver_at)}, so no worker could lease it. Give a later "
     return InvalidOption(f"{text}expires_at", option="expires_at", value=expires_at)

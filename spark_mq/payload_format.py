@@ -33,12 +33,13 @@ def unusable(format: Any, why: str) -> InvalidOption:
     return InvalidOption(f"format={short_repr(given)} {why}", option="format", value=given)
 
 
-def load_library(module: str, what: str, extra: str) -> Any:
+def load_library(module: str, what: str, extra: str, *, library: str | None = None) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{what} needs {module}, which cannot be imported: install spark-mq[{extra}]",
+            f"{what} needs {library or module}, which cannot be imported: "
+            f"install spark-mq[{extra}]",
             name=error.name,
         ) from error
 

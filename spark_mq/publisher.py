@@ -89,18 +89,12 @@ class PendingMessage:
         return self._batch.sequences.result().sequence_of(self._at)
 
     def duplicate_of(self, timeout: float | None = None) -> int | None:
-        """Return the sequence of the message that a repeated dedup id met, or None for a new one.
-
-        Waits and raises as :meth:`result`.
-        """
+        """Return the sequence that a repeated dedup id met, or None. Waits as :meth:`result`."""
         self.result(timeout)
         return self._batch.sequences.result().duplicate_of.get(self._at)
 
     def replaces(self, timeout: float | None = None) -> int | None:
-        """Return the sequence of the earlier message that this one replaces, or None.
-
-        Waits and raises as :meth:`result`. Only in a queue with ``dedup_replaces``.
-        """
+        """Return the sequence that this message replaces, or None. Waits as :meth:`result`."""
         self.result(timeout)
         return self._batch.sequences.result().replaces.get(self._at)
 
@@ -155,9 +149,8 @@ class BufferedPublisher:
         self._batch = self._new_batch()
         self._sending = _Batch()
         self._done = self._wanted = 0  # settled messages, either way. Those that a flush waits for.
-        self._failed: list[
-            tuple[BaseException, int, set[int]]
-        ] = []  # error, messages, those whose error was asked for
+        # The error, the number of messages, and those whose error a caller asked for.
+        self._failed: list[tuple[BaseException, int, set[int]]] = []
         self._closing = self._has_sent = False
         self._thread = threading.Thread(target=self._run, name="spark_mq publisher", daemon=True)
         self._thread.start()
@@ -179,9 +172,9 @@ class BufferedPublisher:
 
     @property
     def last_number(self) -> int | None:
-        """Return the number of the last durable message of the ``producer_id``.
+        """Return the number of the last durable message, or None without a ``producer_id``.
 
-        It is 0 before the first message, and None without a ``producer_id``.
+        It is 0 before the first message.
         """
         return self._producer.number if self._producer.named else None
 
@@ -189,8 +182,7 @@ class BufferedPublisher:
         """Add one message to the next commit. Wait while too much is pending.
 
         ``result()`` of the returned object waits until the message is durable. Raises InvalidOption
-        if the message cannot be published, and PublisherClosed if the publisher is closed, or has
-        stopped.
+        for a message that cannot be published, and PublisherClosed.
         """
         self._process.check()
         row = with_own_context(to_row(message, "the message", self._context.now))

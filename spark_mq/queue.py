@@ -39,7 +39,6 @@ from spark_mq.operations.create import (
     rehome,
     settings_at,
 )
-from spark_mq.operations.life import Trace
 from spark_mq.operations.publish import publish_messages
 from spark_mq.operations.schedules import (
     ScheduleInfo,
@@ -48,7 +47,7 @@ from spark_mq.operations.schedules import (
     resume_schedule,
     set_schedule,
 )
-from spark_mq.operations.trace import finished, trace
+from spark_mq.operations.trace import Trace, finished, trace
 from spark_mq.payload_format import Format
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.publishes import PublishReceipt, producer_txn
@@ -110,8 +109,7 @@ class Queue(QueueViews):
         clock
             For tests: returns the time as an aware datetime.
         exist_ok
-            Open the queue if it exists and has the given settings. To open it with any settings,
-            give none, or call :meth:`open`.
+            Open the queue if it exists and has the given settings.
         **settings
             :class:`~spark_mq.QueueSettings`, and defaults for groups:
             :class:`~spark_mq.GroupSettings`.
@@ -123,8 +121,6 @@ class Queue(QueueViews):
             lists.
         NotAQueue
             Something else is at the path, or it lies within another queue or around one.
-        InvalidOption
-            A setting is unknown or its value is invalid.
         """
         given, root, options = tuple(settings), absolute_path(path), dict(storage_options or {})
         wanted = settings_at(root, settings, options)
@@ -143,18 +139,11 @@ class Queue(QueueViews):
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> Queue:
-        """Open a queue.
+        """Open a queue. The parameters are those of :meth:`create`.
 
-        The parameters are those of :meth:`create`.
-
-        Raises
-        ------
-        QueueNotFound
-            There is no queue at the path.
-        NotAQueue
-            Something else is there, or ``leases/`` is missing.
-        UnsupportedTable
-            A table has a feature that spark_mq does not support.
+        Raises QueueNotFound if there is none at the path, NotAQueue if something else is there or
+        ``leases/`` is missing, and UnsupportedTable if a table has a feature that spark_mq does not
+        support.
         """
         return cls(open_context(absolute_path(path), dict(storage_options or {}), clock))
 
@@ -164,23 +153,18 @@ class Queue(QueueViews):
     ) -> list[str]:
         """Return the paths of the queues under a path, in order.
 
-        The search does not look below a queue, so it leaves out dead-letter queues inside one. A
-        folder that it may not read is listed as a queue, so that a check names it.
-
-        The parameters are those of :meth:`create`. `max_depth` folders may be between the path and
-        a queue, from 0 to 100.
+        It leaves out dead-letter queues inside a queue. A folder that it may not read is listed as
+        a queue, so that a check names it. Up to `max_depth` folders, from 0 to 100, may be between
+        the path and a queue.
         """
         return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
 
     @staticmethod
     def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
-        """Delete the queue at a path, even if it cannot be opened.
+        """Delete the queue at a path, even if it cannot be opened, or if a drop of it was killed.
 
-        Return the number of deleted files. It also finishes a drop that was killed. See
-        :meth:`drop`.
-
-        The parameters are those of :meth:`create` and :meth:`drop`. Raises QueueNotFound if there
-        is no queue at the path, and NotAQueue if something else is there.
+        The parameters and results are those of :meth:`create` and :meth:`drop`. Raises
+        QueueNotFound if there is no queue at the path, and NotAQueue if something else is there.
         """
         return drop_queue(absolute_path(path), name, storage_options)
 
@@ -203,14 +187,11 @@ class Queue(QueueViews):
     def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
         """Change settings of the queue in one commit. Return all settings.
 
-        A commit of ``leases/`` then notes the change for :meth:`changes`. Another open handle obeys
-        once it has read the log of ``messages/`` again. Leases, sweeps and views read it first. A
-        publish reads it as it commits, so it obeys from the next one on. Other Delta writers that
-        commit meanwhile may have to try again.
+        Leases, sweeps and views of other processes obey at once, and publishes from the next one
+        on. Other Delta writers that commit meanwhile may have to try again.
 
         The settings are the durations of :class:`~spark_mq.QueueSettings`. Others are fixed when
-        the queue is created, or belong to a group: they raise InvalidOption, and nothing has
-        changed.
+        the queue is created, or belong to a group, so they raise InvalidOption.
         """
         return configure_queue(self._context, settings)
 
@@ -249,10 +230,7 @@ class Queue(QueueViews):
         Returns
         -------
         PublishReceipt
-            The version of ``messages/`` and the sequences. ``duplicates`` has the positions of
-            messages whose ``dedup_id`` still counts, and ``duplicate_of`` the sequences of the
-            messages that they met. With ``dedup_replaces`` they are published, and ``replaces`` has
-            those sequences.
+            The version of ``messages/``, the sequences, and which messages were duplicates.
 
         Raises
         ------
@@ -285,21 +263,18 @@ class Queue(QueueViews):
     ) -> BufferedPublisher:
         """Return a publisher of single messages, many to a commit. Close it after use.
 
-        It commits when a limit is reached, or on a flush.
-
         Parameters
         ----------
         max_messages, max_bytes
-            Messages and bytes in a commit.
+            Messages and bytes in a commit, which begins when one of them is reached.
         linger
-            How long the first message waits.
+            How long the first message waits for others.
         retry_timeout
             How long a failed commit is retried, unless the store refuses the first one, which
             waiting cannot mend.
         producer_id
-            Number the messages under this name, from 1. ``publisher.last_number`` is the number of
-            the last durable message, after which a new publisher continues when this one has
-            crashed.
+            Number the messages under this name, from 1. A new publisher continues after
+            ``publisher.last_number`` when this one has crashed.
         batch_id
             The message batch of all messages, see :meth:`close_batch`.
 
@@ -338,8 +313,7 @@ class Queue(QueueViews):
         Parameters
         ----------
         start
-            Where a new group starts: "earliest", "latest", a sequence, or an instant: an aware
-            datetime, or text with a zone such as "2026-01-31T12:00:00Z".
+            Where a new group starts, as for :meth:`ConsumerGroup.seek`.
         create
             Whether the first lease creates the group. With False the group must exist, now and at
             each later call, or GroupNotFound is raised, which finds a misspelt name.
@@ -353,10 +327,7 @@ class Queue(QueueViews):
 
     @acting_by_default
     def drop_group(self, name: str) -> None:
-        """Drop a group with its ledger. Raises GroupNotFound.
-
-        Its leases are lost, and it no longer holds back trims.
-        """
+        """Drop a group with its ledger and its leases. Raises GroupNotFound."""
         self._context.group(validate_name("group", name)).run(Drop())
 
     # -- message batches
@@ -367,10 +338,9 @@ class Queue(QueueViews):
     ) -> BatchInfo:
         """Close a message batch. Once it is settled, a sweep publishes one completion message.
 
-        The batch is all messages that were published with this ``batch_id``. Nothing more can be
-        published to it. The completion message is JSON with the number of messages and, for each
-        group, how many ended in each outcome. It is published once, even by several sweeps at once
-        and after crashes. A second close in the same way changes nothing.
+        Nothing more can be published to the batch. The completion message is JSON with the number
+        of messages and, for each group, how many ended in each outcome. It is published once, even
+        by several sweeps at once and after crashes. A second close in the same way changes nothing.
 
         Parameters
         ----------
@@ -387,12 +357,10 @@ class Queue(QueueViews):
         ------
         BatchClosed
             The batch was closed with another `to`, or with other `groups`.
-        GroupNotFound
-            A group does not exist.
-        QueueNotFound
-            There is no queue at `to`.
+        GroupNotFound, QueueNotFound
+            A group does not exist, or there is no queue at `to`.
         InvalidOption
-            An argument is invalid, `to` is a dead-letter queue, or there is no group.
+            `to` is a dead-letter queue, or there is no group.
         """
         return close_batch(self._context, batch_id, place_of(to), groups)
 
@@ -421,9 +389,9 @@ class Queue(QueueViews):
     ) -> ScheduleInfo:
         """Publish a message periodically. A call with the same name changes the schedule.
 
-        Each sweep publishes what is due, so a message is as late as the next sweep. Each instant is
-        published once, even by several sweeps at once. The headers ``spark_mq.schedule`` and
-        ``spark_mq.scheduled_at`` have the name and the instant, and the id of the message has both.
+        Each sweep publishes what is due, each instant once, so a message is as late as the next
+        sweep. Its headers ``spark_mq.schedule`` and ``spark_mq.scheduled_at`` have the name and the
+        instant, and its id has both.
 
         A call with the same definition changes nothing. Instants before a change of the rule, the
         zone or ``catch_up`` are not published. A paused schedule stays paused.
@@ -484,11 +452,10 @@ class Queue(QueueViews):
     # -- look after it
 
     def drop(self, name: str) -> int:
-        """Delete the queue with its tables and its own dead-letter queue.
+        """Delete the queue with its own dead-letter queue. Return the number of deleted files.
 
-        Return the number of deleted files. Stop its workers, publishers and sweeps first, because
-        every handle fails from then on. A dead-letter queue at another path stays. If a drop is
-        killed, repeat it by :meth:`drop_at`.
+        Stop its workers, publishers and sweeps first, because every handle fails from then on. A
+        dead-letter queue at another path stays. If a drop is killed, repeat it by :meth:`drop_at`.
 
         `name` is the name of the queue, to confirm the deletion. Raises InvalidOption for another
         name, and if the queue is in memory.
@@ -526,11 +493,11 @@ class Queue(QueueViews):
         """Run the chores that keep the queue small, once. Delivery does not depend on them.
 
         A sweep publishes what is due of schedules, expires leases, moves dead messages to the
-        dead-letter queue, and trims messages that every group has settled. It archives commits and
-        history, and cleans the tables' logs. Run it every minute, or every five minutes if workers
-        lease rarely (``jobs/sweep.py`` is a job for it), or let workers do it by ``sweep="1m"`` of
-        :meth:`ConsumerGroup.work`. It is safe to kill, to repeat, and to run twice at once. A chore
-        that fails does not stop the others, and the first error is raised at the end.
+        dead-letter queue, trims messages that every group has settled, and cleans the tables. Run
+        it every minute, or every five minutes if workers lease rarely (``jobs/sweep.py`` is a job
+        for it), or let workers do it by ``sweep="1m"`` of :meth:`ConsumerGroup.work`. It is safe to
+        kill, to repeat, and to run twice at once. A chore that fails does not stop the others, and
+        the first error is raised at the end.
 
         ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue, as the
         Spark job does in parallel. Default: one after the other, in this process.
@@ -552,10 +519,9 @@ class Queue(QueueViews):
     ) -> RedriveResult:  # fmt: skip
         """Publish dead letters of this queue again, each once, for the group in which it died.
 
-        Each is published once even after crashes. The group gets them as new messages, which keep
-        their id, key, priority, value and own headers, and the other groups skip them. The header
-        ``spark_mq.group`` names the group. A letter whose group no longer exists stays a letter,
-        and the result and a warning say so.
+        The group gets them as new messages, which keep their id, key, priority, value and own
+        headers, and the other groups skip them. The header ``spark_mq.group`` names the group. A
+        letter whose group no longer exists stays a letter, and the result and a warning say so.
 
         Parameters
         ----------
@@ -591,8 +557,7 @@ class Queue(QueueViews):
         Raises
         ------
         InvalidOption
-            The condition or the transform cannot be run, or `to` is a dead-letter queue. Nothing
-            was redriven.
+            The condition or the transform cannot be run, or `to` is a dead-letter queue.
         QueueNotFound
             There is no queue at `to`.
         """
@@ -607,9 +572,8 @@ class Queue(QueueViews):
     ) -> DiscardResult:
         """Settle dead letters of this queue for good. No redrive finds them again.
 
-        Nothing is published, and their files stay until a purge or a retention of the dead-letter
-        queue deletes them. Each commit discards up to 10,000 letters, so after a crash the same
-        call discards the rest. Letters that a redrive holds stay.
+        Their files stay until a purge or a retention of the dead-letter queue deletes them. After a
+        crash the same call discards the rest. Letters that a redrive holds stay.
 
         Parameters
         ----------
@@ -643,14 +607,12 @@ class Queue(QueueViews):
     ) -> ReplayReport:
         """Run a handler over messages that a group has settled, and compare the outcomes.
 
-        This *shadow replay* settles, leases and commits nothing, so live workers do not notice it.
-        But what the handler itself does, such as calling a service, does happen: give it a handler
-        for tests.
+        This *shadow replay* leases and commits nothing, so live workers do not notice it. But what
+        the handler itself does, such as calling a service, does happen.
 
         The handler gets each message once, in order of sequence, as :meth:`ConsumerGroup.work`
-        would call it, and its result is judged by the same rules. ``lease.ack()`` and the other
-        settles of a batch are only noted, and ``lease.append`` writes nothing. ``delivery_count``
-        is that of the last delivery.
+        would call it, and its result is judged by the same rules. Settles by a lease are only
+        noted, and ``lease.append`` writes nothing. ``delivery_count`` is that of the last delivery.
 
         Parameters
         ----------
@@ -681,7 +643,7 @@ class Queue(QueueViews):
         GroupNotFound
             There is no such group.
         InvalidHandlerResult
-            The handler returned something that it must not return: a mistake in the program.
+            The handler returned something that it must not return.
         StorageError
             A payload file is out of reach. One that is damaged or missing is counted instead.
         """
@@ -745,13 +707,11 @@ class Queue(QueueViews):
         message_id: str | None = None,
         key: str | None = None,
     ) -> Trace:
-        """Return a message's whole life over all groups. Print it to read it.
+        """Return a message's whole life over all groups and redrives. Print it to read it.
 
-        It goes back as far as ``history/``. ``earlier`` and ``later`` follow redrives of the
-        message.
-
-        Give one of the three: a sequence, or an id or a key, whose newest message it is.
-        :meth:`find` returns the others. Raises InvalidOption if there is no such message.
+        It goes back as far as ``history/``. Give one of the three: a sequence, or an id or a key,
+        whose newest message it is. :meth:`find` returns the others. Raises InvalidOption if there
+        is no such message.
         """
         given = {"sequence": sequence, "message_id": message_id, "key": key}
         if sum(value is not None for value in given.values()) != 1:
@@ -798,8 +758,9 @@ class Queue(QueueViews):
         payload
             Add message_id, key, value and headers. They are null if the message was trimmed.
         """
-        within = (first, last)
-        rows = finished(self._context, group, within, outcome=outcome, payload=payload)
+        rows = finished(
+            self._context, group, first=first, last=last, outcome=outcome, payload=payload
+        )
         return ArrowRows(rows)
 
     def stats(self) -> dict[str, Any]:

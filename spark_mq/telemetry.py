@@ -103,7 +103,6 @@ def add_headers(column: pa.ChunkedArray, extra: Mapping[str, str]) -> pa.Array:
 
 
 def trace_headers(column: pa.ChunkedArray) -> Iterator[dict[str, str]]:
-    """Yield the trace headers of each message that has some."""
     for row in column:
         headers = {name: value for name, value in row.as_py() or () if name in TRACE_HEADERS}
         if headers:

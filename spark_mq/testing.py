@@ -140,10 +140,7 @@ def memory_queue(
 
 
 def next_due(group: ConsumerGroup) -> datetime | None:
-    """Return when time alone makes the next message of a group due, or None.
-
-    It is the end of the first lease or delay (aware, UTC).
-    """
+    """Return when the first lease or delay of a group ends (aware, UTC), or None."""
     ledger = group._ledger
     index = ledger.messages.index()
     at = next_due_at(ledger.current(), index, ledger.settings(), ledger.now())
@@ -156,9 +153,7 @@ def drain_group(
     handler: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> list[ReceivedMessage]:
-    """Work until a group is empty. Return what was delivered, in order.
-
-    The fixture ``drain`` does this for you. Call the function for queues of your own.
+    """Work until a group is empty, as the fixture ``drain``. Return what was delivered, in order.
 
     Parameters
     ----------
@@ -177,8 +172,6 @@ def drain_group(
     ------
     AssertionError
         The group is not empty after 1,000 rounds.
-    Exception
-        An error of the handler, unless `on_error` says what becomes of it.
 
     Examples
     --------
@@ -270,10 +263,7 @@ class FakeBatchLease:
         return {"producerId": f"test-{self.lease_id}", "producerSequence": "0"}
 
     def publish(self, queue: Any, messages: Any, *, part: str | None = None) -> PublishReceipt:
-        """Publish messages, once for each queue and part. A repeat raises InvalidOption.
-
-        The parameters are those of :meth:`spark_mq.spark.BatchLease.publish`.
-        """
+        """Publish as :meth:`spark_mq.spark.BatchLease.publish`. A repeat raises InvalidOption."""
         refuse_publish(self._lease._ledger, queue.path)
         producer = f"test-{self.lease_id}" + ("" if part is None else f".{part}")
         receipt: PublishReceipt = queue.publish(
@@ -293,10 +283,7 @@ class FakeBatchLease:
         return self._batch
 
     def append(self, df: Any, *, schema_mode: Literal["merge"] | None = None) -> bool:
-        """Append rows to the sink of the group, a Delta table or a queue on disk, without Spark.
-
-        The parameters are those of :meth:`spark_mq.spark.BatchLease.append`.
-        """
+        """Append rows to the group's sink on disk, as :meth:`spark_mq.spark.BatchLease.append`."""
         if hasattr(df, "toArrow"):
             df = df.toArrow()
         elif not hasattr(df, "__arrow_c_stream__"):
@@ -308,18 +295,12 @@ class FakeBatchLease:
         return self._count(self._lease.ack([row["sequence"] for row in _rows(rows)]))
 
     def nack(self, rows: Any, *, delay: Any = None, error: str | None = None) -> SettleResult:
-        """Give some rows of the batch back as failed.
-
-        The parameters are those of :meth:`spark_mq.spark.BatchLease.nack`.
-        """
+        """Give some rows of the batch back as failed, as :meth:`spark_mq.spark.BatchLease.nack`."""
         given = {"delay": delay, "error": error}
         return self._each(rows, given, self._lease.nack)
 
     def reject(self, rows: Any, *, error: str | None = None) -> SettleResult:
-        """Make some rows of the batch dead.
-
-        The parameters are those of :meth:`spark_mq.spark.BatchLease.reject`.
-        """
+        """Make some rows of the batch dead, as :meth:`spark_mq.spark.BatchLease.reject`."""
         return self._each(rows, {"error": error}, self._lease.reject)
 
     def _each(

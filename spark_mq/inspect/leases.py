@@ -18,8 +18,7 @@ from spark_mq.ledger.ranges import LEASED, SETTLED, Range
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.history import find_outcomes
-from spark_mq.operations.life import MessageOutcome
+from spark_mq.operations.history import MessageOutcome, find_outcomes
 from spark_mq.storage.heartbeat_files import Heartbeat, read_heartbeats
 from spark_mq.util.clock import MICROSECOND, optional_datetime, to_datetime
 from spark_mq.util.records import Record

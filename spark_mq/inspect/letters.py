@@ -21,8 +21,8 @@ from spark_mq.maintenance.dead_letters import (
     typed_texts,
 )
 from spark_mq.maintenance.find_letters import find_remaining
+from spark_mq.message import HEADER_PREFIX
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.clock import to_datetime

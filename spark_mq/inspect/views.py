@@ -72,9 +72,9 @@ from spark_mq.maintenance.condition import Where
 from spark_mq.maintenance.redrive import redrive
 from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.life import Trace
 from spark_mq.operations.nesting import find_folders
 from spark_mq.operations.schedules import ScheduleInfo, list_schedules
+from spark_mq.operations.trace import Trace
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import ArrowRows, Record, Records
 from spark_mq.util.validation import validate_count, validate_position

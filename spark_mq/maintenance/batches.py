@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from spark_mq.delta.state import TableState
 from spark_mq.errors import DuplicatePublish
-from spark_mq.message import from_rows, to_publish
+from spark_mq.message import HEADER_PREFIX, from_rows, to_publish
 from spark_mq.operations.batches import count_messages, count_outcomes, open_target
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.operations.publish import publish_table
 from spark_mq.storage.stored_batches import BATCHES, StoredBatch
 from spark_mq.util.clock import MICROSECOND, to_datetime

@@ -22,8 +22,8 @@ from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import TRANSFERRING, Range
 from spark_mq.ledger.routing import DropDead, FreezeDead, SettleRouted
+from spark_mq.message import HEADER_PREFIX
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.history import HEADER_PREFIX
 from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.files import unreadable_reason
 from spark_mq.parquet.reader import MessageReader, sequences_of

@@ -46,9 +46,9 @@ from spark_mq.maintenance.find_letters import (
 )
 from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_after, repair_of
+from spark_mq.message import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.create import open_context, place_of
-from spark_mq.operations.history import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files
 from spark_mq.payload_format import Format

@@ -15,9 +15,8 @@ import pyarrow as pa
 from spark_mq.delta.state import TableState
 from spark_mq.errors import DuplicatePublish, ProducerFenced
 from spark_mq.ledger.recurrence import jitter_of
-from spark_mq.message import from_rows, to_publish
+from spark_mq.message import HEADER_PREFIX, from_rows, to_publish
 from spark_mq.operations.context import QueueContext
-from spark_mq.operations.history import SCHEDULE, SCHEDULED_AT
 from spark_mq.operations.publish import publish_table
 from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
 from spark_mq.util.clock import MICROSECOND, to_datetime
@@ -82,7 +81,7 @@ def _table(
 
 def _row(context: QueueContext, schedule: Schedule, name: str, instant: int) -> dict[str, Any]:
     at = to_datetime(instant).isoformat()
-    own = {SCHEDULE: name, SCHEDULED_AT: at}
+    own = {HEADER_PREFIX + "schedule": name, HEADER_PREFIX + "scheduled_at": at}
     delay, usual = schedule.deliver_after, context.settings.delivery_delay
     if schedule.jitter:
         if delay is None:

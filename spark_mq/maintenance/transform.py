@@ -14,8 +14,14 @@ import pyarrow.compute as pc
 from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
 from spark_mq.maintenance.condition import name_of
 from spark_mq.maintenance.dead_letters import letter_schema
-from spark_mq.message import Message, ReceivedMessage, check_format, to_headers, to_row
-from spark_mq.operations.history import HEADER_PREFIX
+from spark_mq.message import (
+    HEADER_PREFIX,
+    Message,
+    ReceivedMessage,
+    check_format,
+    to_headers,
+    to_row,
+)
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.payload_format import Format
 from spark_mq.util.failures import describe_error, safe_text, to_failure

@@ -6,10 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from spark_mq.delta.actions import log_path
-from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import GroupBlocked, InvalidOption
 from spark_mq.ledger.acquire import UNREADABLE, Acquire, Grant
@@ -22,10 +21,11 @@ from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileChecks, read_whole
-from spark_mq.storage.shared_look import SharedLook
+from spark_mq.storage.ledger_table import LedgerTable
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import SECOND
-from spark_mq.util.notifier import Notifier, subscribed
+from spark_mq.util.notifier import subscribed
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def wait_for_lease(
     clock = getattr(ledger.queue.clock, "notifier", None)  # of a clock that a test moves
     notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock)
     with subscribed(*filter(None, notifiers), event=wake) as changed:
-        pauses = pauses_between_tries(ledger, poll, changed)
+        pauses = _pauses(ledger, poll, changed)
         while True:
             try:
                 pauses.begin_try()
@@ -136,7 +136,7 @@ def raise_if_blocked(group: str, grant: Grant) -> None:
 def _pause(
     ledger: GroupLedger,
     grant: Grant,
-    pauses: Pauses,
+    pauses: _LocalPauses | _StorePauses,
     time_left: Callable[[], float],
     *,
     left: float,
@@ -167,19 +167,12 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     return float("inf") if at is None else (at - now) / SECOND
 
 
-class _Table(Protocol):
-    path: str
-    log: DeltaLog
-    notifier: Notifier
-    shared_look: SharedLook
-
-
 class News:
     """Whether a group's ledger or its messages changed since a look, asked by a shared look."""
 
     def __init__(self, ledger: GroupLedger) -> None:
         self._messages, self._ledgers = ledger.messages, ledger.ledgers
-        self._tables: tuple[_Table, _Table] = ledger.messages, ledger.ledgers
+        self._tables: tuple[MessageTable | LedgerTable, ...] = (ledger.messages, ledger.ledgers)
         self._known: Sequence[int] = ()
         self._notified: Sequence[int] = ()
 
@@ -209,18 +202,13 @@ class News:
         return [table.notifier.count for table in self._tables]
 
 
-class Pauses(Protocol):
-    def begin_try(self) -> None:
-        """Note what is known before a try."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait some seconds at most. Return whether it is time for the next try."""
-
-
-def pauses_between_tries(ledger: GroupLedger, poll: float, changed: threading.Event) -> Pauses:
+def _pauses(
+    ledger: GroupLedger, poll: float, changed: threading.Event
+) -> _LocalPauses | _StorePauses:
     """Return the pauses of a wait with `poll` seconds between tries. Setting `changed` ends one."""
-    is_local = ledger.messages.files.is_local
-    return (_LocalPauses if is_local else _StorePauses)(ledger, poll, changed)
+    if ledger.messages.files.is_local:
+        return _LocalPauses(ledger, poll, changed)
+    return _StorePauses(ledger, poll, changed)
 
 
 class _LocalPauses:

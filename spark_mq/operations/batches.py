@@ -166,7 +166,6 @@ def _check_same(
 
 
 def list_batches(context: QueueContext) -> list[BatchInfo]:
-    """Return the message batches of a queue by name."""
     index = context.messages.index()
     state = context.messages.log.state
     names = {*index.batches(), *BATCHES.names(state)}

@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from spark_mq.delta.memory_files import is_in_memory
@@ -32,7 +32,6 @@ from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
-from spark_mq.util.recent import RecentDict
 from spark_mq.util.show import show_some
 from spark_mq.util.user import identify_worker
 from spark_mq.util.validation import suggest
@@ -41,7 +40,6 @@ _log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_MARKS: Final = 100_000  # most groups that a trace remembers
 MAX_COMPARED_GROUPS: Final = 100  # with more groups, no name is compared with theirs
 _MAX_NAMED: Final = 10
 _ALIKE: Final = 0.8  # how alike a misspelt name of a group is to the right one
@@ -60,8 +58,7 @@ class QueueContext:
         history: HistoryTable,
         clock: Clock | None = None,
         storage_options: Mapping[str, str] | None = None,
-        open_dead_letters: Callable[[QueueContext], QueueContext],
-        find_dead_letters: Callable[[QueueContext], QueueContext | None] | None = None,
+        open_dead_letters: Callable[..., Any],  # with `create`, or it may return None
         reopen: Callable[..., QueueContext] | None = None,
     ) -> None:
         self.path = path
@@ -72,10 +69,7 @@ class QueueContext:
         self.clock = clock or system_clock
         self.storage_options = dict(storage_options or {})
         self.payloads = PayloadFiles(messages)
-        # The ledger's tag, and whether the group's header has a pause or failures.
-        self.marked_groups: RecentDict[str, tuple[Hashable, bool]] = RecentDict(_MARKS)
         self._open_dead_letters = open_dead_letters
-        self._find_dead_letters = find_dead_letters or open_dead_letters
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
         self.sinks: dict[str, QueueContext] = {}  # of groups, by the id of their messages
@@ -169,13 +163,12 @@ class QueueContext:
     def dead_letters(self) -> QueueContext:
         """Return the dead-letter queue, which is created if it is missing."""
         if self._dead_letters is None:
-            self._dead_letters = self._open_dead_letters(self)
+            self._dead_letters = self._open_dead_letters(self, create=True)
         return self._dead_letters
 
     def existing_dead_letters(self) -> QueueContext | None:
-        """Return the dead-letter queue, or None if it is missing."""
         if self._dead_letters is None:
-            self._dead_letters = self._find_dead_letters(self)
+            self._dead_letters = self._open_dead_letters(self, create=False)
         return self._dead_letters
 
 
@@ -335,13 +328,11 @@ class GroupLedger:
         return self.ledgers.read(self.name)
 
     def require(self, snapshot: LedgerSnapshot) -> Ledger:
-        """Return the ledger of a snapshot. Raise GroupNotFound."""
         if snapshot.ledger is None:
             raise group_not_found(self.queue, self.name)
         return snapshot.ledger
 
     def require_group(self) -> None:
-        """Raise GroupNotFound if the group does not exist."""
         # What this process knows costs nothing, and a group is rarely dropped.
         if self.ledgers.read(self.name, refresh=None).ledger is None:
             self.require(self.snapshot())
@@ -423,7 +414,6 @@ def _without_digits(name: str) -> str:
 
 
 def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
-    """Return the error for a missing group, which names the nearest group."""
     few = queue.ledgers.group_count() <= MAX_COMPARED_GROUPS
     known = queue.ledgers.groups() if few else []
     nearest = _misspelt(name, known)

@@ -178,7 +178,6 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
         clock=clock,
         storage_options=options,
         open_dead_letters=_open_dead_letters,
-        find_dead_letters=_find_dead_letters,
         reopen=open_context,
     )
 
@@ -207,23 +206,20 @@ def _check_complete(root: str, messages: TableState, ledgers: TableState | None)
         )
 
 
-def _find_dead_letters(context: QueueContext) -> QueueContext | None:
-    try:
-        path = dead_letter_place(context.path, context.settings, context.storage_options)
-        return open_context(path, context.storage_options, context.clock)
-    except QueueNotFound:
-        return None
-
-
-def _open_dead_letters(context: QueueContext) -> QueueContext:
+def _open_dead_letters(context: QueueContext, *, create: bool) -> QueueContext | None:
     path = dead_letter_place(context.path, context.settings, context.storage_options)
     options = context.storage_options
     try:
         return open_context(path, options, context.clock)
-    except (QueueNotFound, NotAQueue):
-        settings = QueueSettings.for_dead_letters(context.settings.durable)
-        create_queue_tables(path, settings, options, exist_ok=True)
-        return open_context(path, options, context.clock)
+    except QueueNotFound:
+        if not create:
+            return None
+    except NotAQueue:
+        if not create:
+            raise
+    settings = QueueSettings.for_dead_letters(context.settings.durable)
+    create_queue_tables(path, settings, options, exist_ok=True)
+    return open_context(path, options, context.clock)
 
 
 def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueContext:
@@ -273,7 +269,6 @@ def is_delta_table(root: str, options: Mapping[str, str]) -> bool:
 
 
 def refuse_delta_table(root: str, options: Mapping[str, str]) -> None:
-    """Raise NotAQueue if a path is itself a Delta table."""
     if is_delta_table(root, options):
         raise NotAQueue(
             f"{root} is itself a Delta table; a queue is a directory of tables. Use a path of "
@@ -283,7 +278,6 @@ def refuse_delta_table(root: str, options: Mapping[str, str]) -> None:
 
 
 def identified(settings: QueueSettings, root: str, options: Mapping[str, str]) -> QueueSettings:
-    """Return the settings of a new queue, with a new id."""
     return replace(settings, queue_id=uuid.uuid4().hex, home=canonical_path(root, options))
 
 
@@ -367,7 +361,6 @@ def note_change(context: QueueContext, detail: str) -> None:
 
 
 def _check_name(name: str, value: Any) -> None:
-    """Raise InvalidOption for a setting that a queue lacks, or that is fixed."""
     own = settings_of(QueueSettings)
     changeable = [setting.name for setting in own.values() if setting.fixed is None]
     if name in changeable:

@@ -1,43 +1,43 @@
-"""Read the past of a group: its ledger commits, how messages ended, and their redrives.
-
-A redriven message keeps its id, and a header names its dead letter, which names the message. If a
-purge or a trim has dropped the dead letter, the id alone decides.
-"""
+"""Read the past of a group: its ledger commits, and how messages ended."""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import SparkMQError
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import CorruptLog, SparkMQError, StorageError
 from spark_mq.ledger.editor import END_REASONS
 from spark_mq.ledger.intervals import Interval, normalise, subtract
-from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
-from spark_mq.ledger.message_index import MessageIndex
+from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE, REWOUND
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.owner_commands import CREATE_GROUP
 from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.operations.life import UNDOING, MessageOutcome, outcomes_in
+from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.storage.archive_table import Filters, matching_rows
-from spark_mq.storage.history_table import BATCH, HISTORY_SCHEMA, history_rows
+from spark_mq.storage.history_table import BATCH, FAILURES, HISTORY_SCHEMA, history_rows
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.log_recovery import tables_disagree
-from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.clock import EARLIEST, LATEST, to_datetime, to_micros
+from spark_mq.util.clock import EARLIEST, LATEST, SECOND, to_datetime, to_micros
 from spark_mq.util.columns import sort_rows
-from spark_mq.util.validation import whole_number
+from spark_mq.util.records import Record
+from spark_mq.util.show import show_number
+
+_log = logging.getLogger(__name__)
 
 
 def read_history(
     context: QueueContext,
     *,
-    sequence: int | None = None,
     group: str | None = None,
     since: int | None = None,
     columns: Sequence[str] | None = None,
@@ -45,8 +45,6 @@ def read_history(
 ) -> pa.Table:
     """Return the events of a queue, in order. `since` is in microseconds since 1970."""
     filters: Filters = []
-    if sequence is not None:
-        within = (sequence, sequence)
     if within is not None:
         filters += [("first", "<=", within[1]), ("last", ">=", within[0])]
     if group is not None:
@@ -88,6 +86,8 @@ def commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:
         yield history_rows(ledgers.commits(first, min(first + BATCH - 1, latest)))
 
 
+# -- how messages ended
+
 OUTCOMES: Final = (*dict.fromkeys(END_REASONS.values()), "dropped")
 # Columns of an end that a read shows. Holder and deadlines ended with it.
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
@@ -95,13 +95,14 @@ _END: Final = ("version", "first", "last", "outcome", *_KEPT)
 _OF_MESSAGE: Final = ("consumer_group", "event", "outcome", "committed_at", "batch_size", *_KEPT)
 _last_of: Final = attrgetter("last")
 _kind: Final = attrgetter("state", *_KEPT)
+_UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again
 
 
 def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, Any], Interval]]:
     """Yield the ends in ``low..high`` that no later event of a group's history undid."""
     seeks = [
         (r["version"], (r["first"], r["last"]))
-        for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(UNDOING))).to_pylist()
+        for r in rows.filter(pc.is_in(rows["event"], value_set=pa.array(_UNDOING))).to_pylist()
     ]
     for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
         within = (max(low, end["first"]), min(high, end["last"]))
@@ -112,8 +113,93 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
             yield end, interval
 
 
+@dataclass(frozen=True, slots=True)
+class MessageOutcome(Record):
+    """How a message ended in one group. Print it to read it.
+
+    Attributes
+    ----------
+    group
+        The name of the group.
+    outcome
+        "acked", "dead_lettered", "dropped", "expired", "skipped", "lost" or "redriven".
+    settled_at
+        When the commit settled it (aware, UTC).
+    delivery_count, failure_count
+        Its deliveries and failures.
+    reason, error
+        Why it was dead or dropped, and the text of its own last failure, or None.
+    batch_error, batch_size
+        The text and the size, if its last failure was that of its whole lease.
+    """
+
+    group: str
+    outcome: str
+    settled_at: datetime
+    delivery_count: int
+    failure_count: int
+    reason: str | None
+    error: str | None
+    batch_error: str | None = None
+    batch_size: int | None = None
+
+    def __str__(self) -> str:
+        # An acked message may have failed before. That is not why it ended.
+        error = None if self.outcome == "acked" else self.shown_error
+        return "  ".join([self.outcome, *show_texts(reason=self.reason, error=error)])
+
+    @property
+    def shown_error(self) -> str | None:
+        """Return the error as a text for people, which shows whether a whole batch failed."""
+        return show_error(self.error, self.batch_error, self.batch_size)
+
+
+def outcomes_in(rows: Iterable[Mapping[str, Any]]) -> tuple[MessageOutcome, ...]:
+    """Return one message's last end in each group that no later event undid, by group."""
+    ends: dict[str, MessageOutcome] = {}
+    failures: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        group = row["consumer_group"]
+        if row["event"] in _UNDOING:
+            ends.pop(group, None)
+        if row["event"] in FAILURES:
+            failures[group] = row
+        if row["outcome"] is not None:
+            ends[group] = _outcome(row, failures.get(group))
+    return tuple(ends[group] for group in sorted(ends))
+
+
+def _outcome(end: Mapping[str, Any], failure: Mapping[str, Any] | None) -> MessageOutcome:
+    # A ledger keeps only the text of the last failure, which finds its event.
+    error, size = end["error"], None
+    if failure is not None and failure["error"] == error:
+        size = failure["batch_size"]
+    return MessageOutcome(
+        group=end["consumer_group"],
+        outcome=end["outcome"],
+        settled_at=end["committed_at"],
+        delivery_count=end["delivery_count"],
+        failure_count=end["failure_count"],
+        reason=end["reason"],
+        error=error if size is None else None,
+        batch_error=None if size is None else error,
+        batch_size=size,
+    )
+
+
+def show_texts(**texts: str | None) -> list[str]:
+    return [f"{name}: {text}" for name, text in texts.items() if text]
+
+
+def show_error(error: str | None, of_batch: str | None, batch_size: int | None) -> str | None:
+    if batch_size is None:
+        return error
+    why = f": {of_batch}" if of_batch else ""
+    return f"its batch of {show_number(batch_size)} failed{why}"
+
+
 def find_outcomes(context: QueueContext, sequence: int) -> tuple[MessageOutcome, ...]:
-    rows = read_history(context, sequence=sequence, columns=_OF_MESSAGE)
+    rows = read_history(context, columns=_OF_MESSAGE, within=(sequence, sequence))
     return outcomes_in(rows.to_pylist())
 
 
@@ -271,91 +357,66 @@ def _settled_range(end: Mapping[str, Any], first: int, last: int, at: int) -> Se
     )  # fmt: skip
 
 
-HEADER_PREFIX: Final = "spark_mq."  # of the headers that spark_mq writes
-REDRIVEN_FROM: Final = HEADER_PREFIX + "redriven_from"  # in a redriven message: its dead letter
-REPAIRED: Final = HEADER_PREFIX + "repaired"  # in a redriven message that a transform has repaired
-SCHEDULE: Final = HEADER_PREFIX + "schedule"  # in a message of a schedule: its name
-SCHEDULED_AT: Final = HEADER_PREFIX + "scheduled_at"  # and its instant
-_SEQUENCE: Final = HEADER_PREFIX + "sequence"  # in a dead letter: the message in its queue
-_GROUP: Final = HEADER_PREFIX + "group"  # in a redriven message: where it died
-
-
-def dead_letter_of(headers: Any) -> int | None:
-    """Return the dead letter of a redriven message by its headers, or None."""
-    return whole_number(dict(headers or ()).get(REDRIVEN_FROM))
-
-
-def died_in(headers: Any) -> str | None:
-    """Return the group in which a redriven message died by its headers, or None."""
-    return dict(headers or ()).get(_GROUP)
-
-
-def was_repaired(headers: Any) -> bool:
-    """Return whether a transform has repaired a redriven message, by its headers."""
-    return REPAIRED in dict(headers or ())
-
-
-def find_redriver(context: QueueContext, letter: int) -> tuple[str | None, str | None]:
-    """Return the user who redrove a dead letter, and what was asked for, as far as noted."""
-    try:
-        letters = context.existing_dead_letters()
-        rows = None if letters is None else read_history(letters, sequence=letter)
-    except SparkMQError:
-        return None, None  # a damaged dead-letter queue does not hide the message
-    if rows is None:
-        return None, None
-    redriven = rows.filter(pc.equal(rows["event"], "redriven"))
-    redrives = redriven.select(["user", "detail"]).to_pylist()
-    return (redrives[-1]["user"], redrives[-1]["detail"]) if redrives else (None, None)
-
-
-def find_earlier(context: QueueContext, sequence: int, message_id: str, letter: int) -> int | None:
-    """Return the message before a redrive, or None if it is not known."""
-    named = _named_by(context, letter)
-    if named is not None:
-        return named
-    index = context.messages.index()
-    number = whole_number(message_id)
-    if number is not None and number < sequence and index.first_at_or_after(number) == number:
-        return number  # the publisher gave no id, so it was the sequence
-    earlier = [at for at, _ in _with_id(context.messages, message_id, 0, sequence - 1)]
-    return earlier[-1] if earlier else None
-
-
-def find_later(context: QueueContext, sequence: int, message_id: str | None) -> list[int]:
-    """Return the messages that redrives made of a message, in order."""
-    wanted = str(sequence) if message_id is None else message_id
-    last = context.messages.index().last_sequence
-    later: list[int] = []
-    for at, headers in _with_id(context.messages, wanted, sequence + 1, last):
-        letter = whole_number(headers.get(REDRIVEN_FROM))
-        if letter is not None and _named_by(context, letter) in (None, sequence):
-            later.append(at)
-    return later
-
-
-def _named_by(context: QueueContext, letter: int) -> int | None:
-    """Return the message that a dead letter names, or None if the letter is gone."""
-    try:
-        letters = context.existing_dead_letters()
-        if letters is None or letters.messages.index(letter).first_at_or_after(letter) != letter:
-            return None
-        pieces = letters.messages.index(letter).slices(letter, letter)
-        ((_, rows),) = letters.messages.read(pieces, ["headers"])
-    except (SparkMQError, ValueError):
-        return None
-    return whole_number(dict(rows["headers"].to_pylist()[0] or ()).get(_SEQUENCE))
-
-
-def _with_id(
-    messages: MessageTable, message_id: str, first: int, last: int
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the readable messages with an id, each with its headers."""
-    for piece in messages.index().slices(first, last):
+def read_payload(
+    context: QueueContext, index: MessageIndex, first: int, last: int, names: list[str]
+) -> Iterator[tuple[FileSlice, pa.Table]]:
+    """Yield columns of messages by slice. All but published_at are null if the log lacks them."""
+    for piece in index.slices(first, last):
         try:
-            for part, rows in messages.read([piece], ["message_id", "headers"]):
-                hits = pc.equal(rows["message_id"], pa.scalar(message_id))
-                for row in pc.indices_nonzero(pc.fill_null(hits, False)).to_pylist():
-                    yield part.first + row, dict(rows["headers"][row].as_py() or ())
-        except SparkMQError:
-            continue
+            ((_, rows),) = context.messages.read([piece], names)
+        except (CorruptLog, StorageError):
+            columns = {name: pa.nulls(piece.rows, FILE_SCHEMA.field(name).type) for name in names}
+            at = pa.scalar(piece.committed_at, pa.int64()).cast(INSTANT)
+            rows = pa.table({**columns, "published_at": pa.repeat(at, piece.rows)})
+        yield piece, rows
+
+
+# -- past leases
+
+_REACH: Final = 86_400 * SECOND  # of the search for a lease, before the latest commit
+_COMMITS: Final = 20  # read at a time, the newest first
+_GRANTED_BY: Final = ("leased", "replayed")
+_SETTLED_BY: Final = ("acked", "nacked", "rejected", "released")
+
+
+class PastLease(NamedTuple):
+    """The messages that a past lease was granted, and those that it settled itself."""
+
+    granted: list[Interval]
+    settled: list[Interval]
+
+
+def find_past_lease(group: GroupLedger, lease_id: str) -> PastLease | None:
+    """Return what a lease of the last day was granted and settled, or None if unknown."""
+    lease = PastLease([], [])
+    try:
+        for rows in _past(group, lease_id):
+            lease.granted.extend(_intervals(rows, _GRANTED_BY))
+            lease.settled.extend(_intervals(rows, _SETTLED_BY))
+            if lease.granted:  # by one commit, and all settles came later
+                return lease
+    except (SparkMQError, *STORE_ERRORS) as error:
+        _log.debug("lease %s was not looked up: %s", lease_id, error)
+    return None
+
+
+def _past(group: GroupLedger, lease_id: str) -> Iterator[pa.Table]:
+    """Yield the events of a lease, the newest commits first."""
+    archive, latest = group.queue.history, group.ledgers.version()
+    archived = archive.progress()[0]
+    since: int | None = None
+    own: Filters = [("consumer_group", "=", group.name), ("lease_id", "=", lease_id)]
+    for last in range(latest, archived, -_COMMITS):
+        rows = history_rows(group.ledgers.commits(max(archived + 1, last - _COMMITS + 1), last))
+        if times := pc.min_max(rows["committed_at"].cast(pa.int64())).as_py():
+            since = since or (times["max"] or 0) - _REACH
+        yield matching_rows(rows, own)
+        if since is not None and (times["min"] or 0) < since:
+            return
+    after = group.now() - _REACH if since is None else since
+    yield archive.read([*own, ("committed_at", ">=", to_datetime(after))])[0]
+
+
+def _intervals(rows: pa.Table, events: tuple[str, ...]) -> list[Interval]:
+    rows = rows.filter(pc.is_in(rows["event"], value_set=pa.array(events)))
+    return list(zip(rows["first"].to_pylist(), rows["last"].to_pylist(), strict=True))

@@ -102,7 +102,6 @@ def _description(path: str, options: Mapping[str, str]) -> str | None:
 
 
 def _dead_letters(outer: str, description: str | None) -> str | None:
-    """Return the place of the dead letters within a queue, or None."""
     try:
         settings = QueueSettings.from_json(description)
     except SparkMQError:  # of another version

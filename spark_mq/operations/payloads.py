@@ -93,7 +93,6 @@ class FileCheck:
 
 
 def is_remote(messages: MessageTable) -> bool:
-    """Return whether the files are in an object store, which may take minutes to fail."""
     return not messages.files.is_local
 
 
@@ -166,7 +165,6 @@ class FileChecks:
         self._checks: dict[str, FileCheck] = {}
 
     def problems(self, wanted: Mapping[str, Any] | None = None) -> FileProblems:
-        """Return what is known by now, also for a group's filter."""
         known = self._payloads.readable
         checks = {path: check for path, check in self._checks.items() if check.wanted == wanted}
         if not checks:

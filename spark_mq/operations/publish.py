@@ -145,7 +145,6 @@ _DEDUP_ID: Final = "dedup_id"
 
 
 def check_dedup(settings: QueueSettings, path: str) -> None:
-    """Raise InvalidOption if a queue accepts no dedup ids."""
     if settings.dedup_window is None and settings.dedup_until == UNTIL_WINDOW:
         command = shell_command("queue", "configure", path, "--set", "dedup_window=1h")
         raise InvalidOption(
@@ -200,7 +199,6 @@ def publish_pending(
     note: Mapping[str, Any] | None = None,
     check: Callable[[TableState], None] | None = None,
 ) -> PublishReceipt:
-    """Publish pending messages as one commit. Raise as :meth:`MessageTable.commit`."""
     try:
         receipt = messages.commit(pending, txn=txn, after=after, note=note, check=check)
     except (BatchClosed, DuplicatePublish, InvalidOption, ProducerFenced):
@@ -262,7 +260,6 @@ def _publish_own(
 
 
 def _check_lifetimes(table: pa.Table) -> None:
-    """Raise InvalidOption for a message that expires before it is due."""
     if not {"deliver_at", "expires_at"} <= set(table.schema.names):
         return
     never = pc.less_equal(table["expires_at"], table["deliver_at"]).fill_null(False)
@@ -299,7 +296,6 @@ def _of_first_call(
 def _publish_txn(
     producer_id: str | None, producer_sequence: int | None, on_duplicate: str
 ) -> tuple[str, int] | None:
-    """Return the application transaction of a publish. Raise InvalidOption."""
     if (producer_id is None) != (producer_sequence is None):
         raise InvalidOption(
             "producer_id and producer_sequence go together",

@@ -187,7 +187,6 @@ def _rule(
 
 
 def _message(message: Any) -> Schedule:
-    """Return a schedule with the message alone. Raise InvalidOption."""
     given = message if isinstance(message, Message) else Message(message)
     try:
         row = to_row(given, "the message", lambda: 0)
@@ -333,7 +332,6 @@ def _not_found(context: QueueContext, state: TableState, name: str) -> ScheduleN
 
 
 def list_schedules(context: QueueContext) -> list[ScheduleInfo]:
-    """Return the schedules of a queue by name, as of now."""
     state = context.messages.look()
     return [_info(context, state, name) for name in SCHEDULES.names(state)]
 

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any, Final, Protocol
 
-from spark_mq.errors import InvalidOption, LeaseLost, MessagesHeld
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.errors import CorruptLog, InvalidOption, LeaseLost, MessagesHeld
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.interventions import Intervene, Intervention
 from spark_mq.ledger.settle import Extend, SettleOutcome, SettlePart
 from spark_mq.message import MessageSelector
 from spark_mq.operations.context import GroupLedger
-from spark_mq.operations.find_messages import check_ids, find_past_lease, find_values
+from spark_mq.operations.history import find_past_lease
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
-from spark_mq.util.validation import short_repr, validate_lease_id
+from spark_mq.util.validation import (
+    invalid,
+    plain_number,
+    plain_values,
+    short_repr,
+    validate_error,
+    validate_lease_id,
+)
 
-_MAX_NAMED = 400  # characters of lease ids in an error
+_MAX_NAMED: Final = 400  # characters of lease ids in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,6 @@ class HeldLease:
             self.on_settle(part, outcome)
 
     def move_deadline(self, deadline: int) -> None:
-        """Note an extension of the whole lease."""
         with self._lock:
             self.expires_at = max(self.expires_at, deadline)
 
@@ -68,8 +81,15 @@ class HeldLease:
         return self.ends_at is not None and now > max(self.ends_at, self.expires_at)
 
 
+class _Holder(Protocol):
+    """A lease for people, which has the messages that it holds."""
+
+    _held: HeldLease
+
+
+_OneLease = str | HeldLease | _Holder
 # One lease or several, or some sequences of each. None stands for all that it holds.
-HeldSelector = str | HeldLease | Iterable[str | HeldLease] | Mapping[str, MessageSelector | None]
+HeldSelector = _OneLease | Iterable[_OneLease] | Mapping[Any, MessageSelector | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +101,9 @@ class _Selection:
     held: HeldLease | None = None
 
     def part(self, verb: str, delay: int | None, error: str | None, jitter: float) -> SettlePart:
-        whole = self.intervals is None and self.held is not None
-        intervals = self.held.unsettled() if whole and self.held is not None else self.intervals
+        intervals, whole = self.intervals, False
+        if intervals is None and self.held is not None:
+            intervals, whole = self.held.unsettled(), True
         return SettlePart(
             verb, self.lease_id, intervals, whole=whole, delay=delay, error=error, jitter=jitter
         )
@@ -97,7 +118,6 @@ def settle(
     message_ids: Iterable[str] | None = None,
     delay: int | None = None,
     error: str | None = None,
-    jitter: float = 0.0,
 ) -> SettleResult:
     """Settle the selected messages that a lease still holds, in one commit.
 
@@ -105,12 +125,14 @@ def settle(
     messages that are not held, after the rest is settled.
     """
     selected, missing = _resolve(ledger, leases, sequences, message_ids)
-    asked = [(selection, selection.part(verb, delay, error, jitter)) for selection in selected]
-    asked = [(selection, part) for selection, part in asked if part.intervals != []]
-    now = ledger.now()
-    lost = [_lost_by_end(selection, part, now) for selection, part in asked]
-    ended = [(selection, of_it) for (selection, _), of_it in zip(asked, lost, strict=True) if of_it]
-    asked = [each for each, of_it in zip(asked, lost, strict=True) if not of_it]
+    now, jitter = ledger.now(), random.random()
+    asked, ended = list[_Asked](), list[tuple[str, SettleOutcome]]()
+    for selection in selected:
+        part = selection.part(verb, delay, error, jitter)
+        if lost := _lost_by_end(selection, part, now):
+            ended.append((selection.lease_id, SettleOutcome(lost=lost)))
+        elif part.intervals != []:
+            asked.append((selection, part))
     if not asked:
         ledger.require_group()
     outcomes = ledger.settle([part for _, part in asked]) if asked else []
@@ -118,11 +140,10 @@ def settle(
     for (selection, part), outcome in zip(asked, outcomes, strict=True):
         if selection.held is not None:
             selection.held.note_settle(part, outcome)
+    lease_ids = [selection.lease_id for selection, _ in asked] + [name for name, _ in ended]
+    outcomes += [outcome for _, outcome in ended]
     of = [selection.lease_id for selection in selected]
-    outcomes += [SettleOutcome(lost=lost) for _, lost in ended]
-    return _result(
-        [selection.lease_id for selection, _ in [*asked, *ended]], outcomes, missing, of=of
-    )
+    return _result(lease_ids, outcomes, missing, of=of)
 
 
 _Asked = tuple[_Selection, SettlePart]
@@ -199,10 +220,11 @@ def _resolve(
     return (selected, []) if message_ids is None else _by_message_id(ledger, selected, message_ids)
 
 
-def _select(lease: str | HeldLease, sequences: MessageSelector | None) -> _Selection:
+def _select(lease: Any, sequences: MessageSelector | None) -> _Selection:
     intervals = None if sequences is None else from_sequences(sequences)
-    if isinstance(lease, HeldLease):
-        return _Selection(lease.lease_id, intervals, lease)
+    held = lease if isinstance(lease, HeldLease) else getattr(lease, "_held", None)
+    if held is not None:
+        return _Selection(held.lease_id, intervals, held)
     return _Selection(validate_lease_id(lease), intervals)
 
 
@@ -292,22 +314,107 @@ def _brief(text: str) -> str:
     return text if len(text) <= _MAX_NAMED else f"{text[:_MAX_NAMED]}..."
 
 
+# -- messages without a lease
+
+
+def find_values(
+    messages: MessageTable, column: str, wanted: Collection[str], intervals: Sequence[Interval]
+) -> list[tuple[int, str]]:
+    """Return sequence and value of the messages whose `column` (message_id or key) is wanted."""
+    values, pairs = pa.array(wanted, pa.string()), list[tuple[int, str]]()
+    index = messages.index(max((last for _, last in intervals), default=-1))
+    reader = MessageReader(messages.files, [column])
+    for piece in (piece for first, last in intervals for piece in index.slices(first, last)):
+        try:
+            rows = reader.read(piece)[column]
+        except CorruptLog:
+            continue  # a damaged file has no values
+        hits = pc.indices_nonzero(pc.is_in(rows, value_set=values))
+        sequences = (piece.first + row for row in hits.to_pylist())
+        pairs += zip(sequences, rows.take(hits).to_pylist(), strict=True)
+    return pairs
+
+
+def check_ids(ids: Iterable[str]) -> list[str]:
+    if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
+        given = list(plain_values(ids))
+        if all(isinstance(message_id, str) for message_id in given):
+            return given
+    raise invalid("message_ids", ids, "is not a list of message ids: give a list of text")
+
+
+def _find(ledger: GroupLedger, given: Mapping[str, Any]) -> list[Interval]:
+    """Return the messages that one of sequences, message_id and key names. Raise InvalidOption."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise InvalidOption(
+            f"{' and '.join(named) or 'no message'} given: name messages by one of sequences, "
+            "message_id (--message-id) and key (--key)",
+            option=named[0] if named else "sequences",
+            value=given[named[0]] if named else None,
+        )
+    (name,) = named
+    if name != "sequences":
+        return _search(ledger, name, given[name])
+    number = plain_number(given[name])
+    several = [number] if isinstance(number, int | str | bytes) else given[name]
+    return _checked(ledger, from_sequences(several))
+
+
+def _checked(ledger: GroupLedger, intervals: list[Interval]) -> list[Interval]:
+    """Return the intervals. Raise InvalidOption if one of them has no message at all."""
+    index = ledger.messages.index(max((last for _, last in intervals), default=0))
+    for first, last in intervals:
+        if not index.count(first, last) and first > index.forgotten_to:
+            raise InvalidOption(
+                f"sequences={first}: no message of {ledger.queue_path} has it; the last one "
+                f"published is {index.last_sequence}",
+                option="sequences",
+                value=first,
+            )
+    return intervals
+
+
+def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
+    """Return the messages with some ids or keys, those after the start sequence if any."""
+    values = [wanted] if isinstance(wanted, str) else plain_values(wanted)
+    if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
+        raise InvalidOption(
+            f"{column}={short_repr(wanted)} is not text: give a text, or a list of texts",
+            option=column,
+            value=wanted,
+        )
+    messages, low = ledger.messages, ledger.queue.horizon() + 1
+    start = max(ledger.current().head.start_sequence + 1, low)
+    pairs = find_values(messages, column, values, [(start, messages.index().last_sequence)])
+    # What is settled already stays as it is, as a change by sequence leaves it.
+    pairs = pairs or find_values(messages, column, values, [(low, start - 1)])
+    if not pairs:
+        raise InvalidOption(
+            f"{column}={short_repr(wanted)}: {ledger.queue_path} has no message with it",
+            option=column,
+            value=wanted,
+        )
+    return from_sequences(sequence for sequence, _ in pairs)
+
+
 def change_messages(
     ledger: GroupLedger,
     how: str,
-    intervals: list[Interval],
+    named: Mapping[str, Any],
     *,
+    force: bool,
     reason: str | None = None,
-    force: bool = False,
     by: str | None = None,
 ) -> int:
     """Change messages, and count them.
 
     Raise GroupNotFound, MessagesHeld unless `force`, or InvalidOption for expired ones.
     """
+    intervals, why = _find(ledger, named), validate_error(reason, "reason")
     if not intervals:
         return 0
-    command = Intervene(how, intervals, reason, force)
+    command = Intervene(how, intervals, why, force)
     done = act_as(by or None, lambda: ledger.run(command))
     if done.held:
         raise _held(ledger.name, how, done)

@@ -109,7 +109,6 @@ class QueueSink:
 
 
 def other_queue(path: str) -> InvalidOption:
-    """Return the error for a queue that is not the one which the sink was."""
     why = (
         "cannot be used: it is another queue than when it was set, and does not "
         "know what the old one had. Configure the group with the sink again, and all unsettled "
@@ -159,7 +158,6 @@ def _clean(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configure_command(ledger: GroupLedger, given: Mapping[str, Any]) -> Configure:
-    """Return the command that changes settings of a group, and its sink. Raise InvalidOption."""
     settings = _clean(given)
     GroupSettings().changed(**settings).check_order(ledger.messages.lanes)
     if not settings.keys().isdisjoint(_JOINT):
@@ -230,7 +228,6 @@ def refuse_publish(ledger: GroupLedger, path: str) -> None:
 
 
 def check_schema_mode(given: Any) -> None:
-    """Raise InvalidOption for another mode of an append than None and "merge"."""
     if given not in (None, "merge"):
         raise invalid("schema_mode", given, 'is unknown. Use None or "merge"')
 

@@ -97,7 +97,6 @@ def _first_rows(index: MessageIndex, ranges: Sequence[Range], rows: int) -> Iter
 
 
 def describe_settled(parts: Sequence[SettlePart], outcomes: Sequence[SettleOutcome]) -> str:
-    """Return how many messages each verb settled, for a log."""
     done: Counter[str] = Counter()
     for part, outcome in zip(parts, outcomes, strict=True):
         done[part.verb] += outcome.settled

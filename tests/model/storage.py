@@ -245,13 +245,13 @@ class Rig:
             "memory/dead_letters", QueueSettings.for_dead_letters(),
             _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases),
             history=NoHistory(), clock=self.clock,  # type: ignore[arg-type]
-            open_dead_letters=lambda itself: itself,
+            open_dead_letters=lambda itself, **_: itself,
         )  # fmt: skip
         context = QueueContext(
             "memory", self.settings, _Taped(self, self.log, *logs),
             _Taped(self, self.leases, *leases), history=NoHistory(),
             clock=self.clock,  # type: ignore[arg-type]
-            open_dead_letters=lambda _: dead,
+            open_dead_letters=lambda _, **__: dead,
         )  # fmt: skip
         context.payloads.readable = _ALL
         return Queue(context)
@@ -268,7 +268,7 @@ class Rig:
                 self.leases,
                 history=NoHistory(),
                 clock=self.clock,
-                open_dead_letters=lambda itself: itself,
+                open_dead_letters=lambda itself, **_: itself,
             )
             Queue(context).publish(messages)
         return self._taken(log, Log())

@@ -28,7 +28,7 @@ from spark_mq.inspect.activity import THROUGHPUT_SCHEMA
 from spark_mq.interfaces.monitor import RANGES, Past, QueueMonitor
 from spark_mq.interfaces.web import Access, HealthLimits, create_app
 from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
-from spark_mq.operations.history import HEADER_PREFIX
+from spark_mq.message import HEADER_PREFIX
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.sequences import show_sequence
