@@ -150,7 +150,6 @@ class Commit:
 
     @property
     def operation_id(self) -> str | None:
-        """Return the id of the operation, or None if spark_mq did not write it."""
         return self.info.get(OPERATION_ID)
 
     @property

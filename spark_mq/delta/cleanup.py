@@ -7,13 +7,13 @@ import json
 import uuid
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from spark_mq.delta.actions import LOG_FOLDER, Change, checkpoint_path, log_path, version_of
+from spark_mq.delta.actions import LOG_FOLDER, Change, checkpoint_path, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import FileInfo, ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import LogListing, TableState
 
 # The note of the commit after which no writer can name the orphans that a sweep has found.
 FIND_ORPHANS: Final = {"operation": "find orphans"}
@@ -32,54 +32,25 @@ class Keep:
     first_path: str = ""
 
 
-@dataclass(slots=True)
-class _Listing:
-    """The files of a log."""
-
-    commits: dict[int, float] = field(default_factory=dict)  # version -> time
-    checkpoints: dict[int, list[str]] = field(default_factory=dict)  # version -> paths
-    others: dict[int, list[str]] = field(
-        default_factory=dict
-    )  # version -> checksums of other engines
-
-    @classmethod
-    def of(cls, store: ObjectStore) -> _Listing:
-        listing = cls()
-        for info in store.iterate(LOG_FOLDER):
-            name = info.path.rpartition("/")[2]
-            version = version_of(name)
-            if version < 0:
-                continue
-            if name[20:] == ".json":
-                listing.commits[version] = info.modified
-            elif ".checkpoint." in name:
-                listing.checkpoints.setdefault(version, []).append(info.path)
-            elif name[20:] == ".crc":
-                listing.others.setdefault(version, []).append(info.path)
-        return listing
-
-    def base(self, latest: int, keep: Keep) -> int:
-        """Return the checkpoint from which the oldest kept version is read, or -1."""
-        now = max(self.commits.values(), default=0.0)
-        young = (
-            version
-            for version in sorted(self.commits)
-            if now - self.commits[version] < keep.seconds
-        )
-        oldest = min(
-            latest - keep.versions,
-            next(young, latest),
-            latest if keep.after is None else keep.after + 1,
-        )
-        return max((version for version in self.checkpoints if version <= oldest), default=-1)
+def _base(listing: LogListing, latest: int, keep: Keep) -> int:
+    """Return the checkpoint from which the oldest kept version is read, or -1."""
+    commits = listing.commits
+    now = max(commits.values(), default=0.0)
+    young = (version for version in sorted(commits) if now - commits[version] < keep.seconds)
+    oldest = min(
+        latest - keep.versions,
+        next(young, latest),
+        latest if keep.after is None else keep.after + 1,
+    )
+    return max((version for version in listing.checkpoints() if version <= oldest), default=-1)
 
 
 def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     """Delete files that no kept version needs, `data_files` too. Return their number."""
     store, state = log.store, log.refresh()
     store.delete_stale_temporaries(LOG_FOLDER, _STALE_SECONDS)
-    listing = _Listing.of(store)
-    base = listing.base(state.version, keep)
+    listing = LogListing.of(store)
+    base = _base(listing, state.version, keep)
     live = {file.path for file in state.files()} if data_files else None
     deleted = _clean_log(log, listing, base, live)
     # Only orphans could go while no old checkpoint is there. They can wait, and save a listing.
@@ -88,18 +59,18 @@ def clean_table(log: DeltaLog, keep: Keep, *, data_files: bool) -> int:
     return deleted
 
 
-def _clean_log(log: DeltaLog, listing: _Listing, base: int, live: set[str] | None) -> int:
+def _clean_log(log: DeltaLog, listing: LogListing, base: int, live: set[str] | None) -> int:
     """Delete commits and checkpoints before `base`, each commit after the files it removed."""
     deleted = 0
     old = sorted(version for version in listing.commits if version < base)
     if old:
-        for path in listing.checkpoints[base]:  # other engines do not sync theirs
+        for path in listing.parts[base]:  # other engines do not sync theirs
             with contextlib.suppress(FileNotFoundError):  # another sweep keeps less by now
                 log.store.sync(path)
     for version in old:
         gone = [] if live is None else sorted(_removed_files(log, version) - live)
         deleted += _delete(log.store, [*gone, log_path(version)])
-    for paths in (listing.checkpoints, listing.others):
+    for paths in (listing.parts, listing.checksums):
         for version in sorted(version for version in paths if version < base):
             deleted += _delete(log.store, paths[version])
     return deleted

@@ -13,17 +13,15 @@ from typing import Final
 
 from spark_mq.delta.action_json import parse_commit
 from spark_mq.delta.actions import AddFile, Commit, log_path, missing_commit_error
-from spark_mq.delta.log_start import (
-    check_for_gap,
-    check_same_table,
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import (
+    LogListing,
+    TableState,
+    TrackFiles,
     find_start,
     listed_checkpoint,
-    read_ahead,
-    remade_table_error,
     starting_state,
 )
-from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState, TrackFiles
 from spark_mq.errors import CorruptLog, NotAQueue
 from spark_mq.util.clock import ElapsedClock, Instant
 
@@ -215,7 +213,11 @@ class LogFollower:
             raise missing_commit_error(self.path, 0)
         self._look_for_gap(state.version)
         if self._table_id not in (None, state.table_id):
-            raise remade_table_error(self.path)
+            raise NotAQueue(
+                f"the Delta table at {self.path} was created again after this handle was opened. "
+                "Open the queue again",
+                path=self.path,
+            )
         self._table_id = state.table_id
         self._base_tag, self._base_checked = None, self.clock.now()
         self.generation += 1
@@ -251,7 +253,7 @@ class LogFollower:
         while True:
             if read >= 2 and not self._local:  # far behind: several requests at once
                 ahead = min(read, _READ_AHEAD)
-                commits = read_ahead(self.store, version, ahead)
+                commits = self._read_ahead(version, ahead)
                 yield from commits
                 if len(commits) < ahead:
                     return
@@ -263,12 +265,34 @@ class LogFollower:
                 return
             version, read = version + 1, read + 1
 
+    def _read_ahead(self, version: int, count: int) -> list[Commit]:
+        """Return up to `count` commits, up to the first missing one."""
+
+        def text(at: int) -> bytes | None:
+            try:
+                return self.store.read(log_path(at))
+            except FileNotFoundError:
+                return None
+
+        numbers = range(version, version + count)
+        texts = self.store.for_each(numbers, text)
+        commits: list[Commit] = []
+        for at, data in zip(numbers, texts, strict=True):
+            if data is None:
+                break
+            commits.append(parse_commit(at, data, self.path))
+        return commits
+
     def _apply(self, state: TableState, commit: Commit) -> None:
         commit.check_features(self.path)
         if self._state is not None and not commit.follows(state.operation_id):
             raise self._replaced(f"commit {commit.version} does not follow the commit before it")
-        if commit.metadata is not None and state.version >= 0:
-            check_same_table(self.path, commit, state.table_id)
+        made = None if commit.metadata is None else str(commit.metadata.get("id"))
+        if state.version >= 0 and made not in (None, state.table_id):
+            raise NotAQueue(
+                f"commit {commit.version} of {self.path} replaced the table. Open the queue again",
+                path=self.path,
+            )
         self._take_in(state, commit)
         self._own_streak = 0
 
@@ -329,5 +353,9 @@ class LogFollower:
         return LogReplaced(f"the log of {self.path} is another one: {why}")
 
     def _look_for_gap(self, version: int) -> None:
-        check_for_gap(self.store, version)
+        """Raise CorruptLog if only the commit after `version` is missing."""
+        store, following = self.store, version + 1
+        beyond = any(other > following for other in LogListing.of(store).commits)
+        if beyond and not store.exists(log_path(following)) and store.exists(log_path(version)):
+            raise missing_commit_error(self.path, following)
         self._gap_checked = self.clock.now()

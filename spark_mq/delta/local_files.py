@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from spark_mq.delta.file_info import FileInfo
+from spark_mq.delta.backend import Backend, FileInfo
 from spark_mq.util.process import call_in_forks
 
 _TEMPORARY: Final = re.compile(r"\.spark_mq-[0-9a-f]{32}\.tmp")
@@ -73,7 +73,7 @@ class LocalFiles:
         os.mkdir(path)
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Do an :class:`ObjectStore`'s work in one folder."""
 
     now = staticmethod(time.time)
@@ -190,10 +190,6 @@ class LocalBackend:
             return
         with _ignore_no_file():
             self._files.unlink(self._full(path))
-
-    def delete_many(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self.delete(path)
 
     def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
         limit, deleted = time.time() - older_than_seconds, 0

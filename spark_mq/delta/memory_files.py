@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from spark_mq.delta.file_info import FileInfo
+from spark_mq.delta.backend import Backend, FileInfo
 
 _SCHEME: Final = "memory://"
 
@@ -47,7 +47,7 @@ def is_in_memory(path: str) -> bool:
     return path.startswith(_SCHEME)
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """Do an :class:`ObjectStore`'s work in memory, at once and without a copy."""
 
     def __init__(self, root: str) -> None:
@@ -108,17 +108,6 @@ class MemoryBackend:
 
     def delete(self, path: str) -> None:
         self._files.held.pop(self._full(path), None)
-
-    def delete_many(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self.delete(path)
-
-    def delete_empty_folders(self, names: Iterable[str]) -> None:
-        """Do nothing. A folder in memory is a part of a name."""
-
-    def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
-        """Return 0, because no write leaves a temporary file."""
-        return 0
 
     def _full(self, path: str) -> str:
         return "/".join(part for part in (self._prefix, path) if part)

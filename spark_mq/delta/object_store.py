@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.azure import canonical_authority, to_abfss
-from spark_mq.delta.file_info import FileInfo, FileInfos
+from spark_mq.delta.backend import FileInfo, FileInfos
 from spark_mq.delta.local_files import LocalBackend, LocalFiles
 from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
 from spark_mq.delta.remote_files import RemoteBackend
@@ -161,7 +161,7 @@ class ObjectStore:
         Raise FileExistsError if the name exists: in an object store, a retried request may have
         created it. After any other OSError the file may exist nevertheless.
         """
-        self._backend.create(_checked(path), data, after=[_checked(one) for one in after])
+        self._backend.create(_checked(path), data, after=[_checked(name) for name in after])
 
     def sync(self, path: str) -> None:
         """Make a local file durable that another library has written. Raise FileNotFoundError."""

@@ -1,10 +1,11 @@
-"""Hold the metadata, transactions and data files of a table."""
+"""Hold the metadata, transactions and data files of a table, and find where its log starts."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -14,7 +15,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.actions import AddFile, Commit, Protocol, Txn, check_protocol
+from spark_mq.delta.actions import (
+    LOG_FOLDER,
+    AddFile,
+    Commit,
+    Protocol,
+    Txn,
+    check_protocol,
+    checkpoint_path,
+    log_path,
+    missing_commit_error,
+    version_of,
+)
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.errors import CorruptLog
+
+_logger = logging.getLogger(__name__)
 
 PartitionKey = tuple[tuple[str, str | None], ...]  # sorted pairs of column and value
 
@@ -24,6 +40,10 @@ _REQUIRED: Final = {
     "metaData": "id", "protocol": "minReaderVersion", "txn": "appId", "add": "path",
 }  # fmt: skip
 _BATCH_ROWS: Final = 10_000  # rows of a checkpoint that are read together
+
+CHECKPOINT_HINT: Final = f"{LOG_FOLDER}/_last_checkpoint"
+_LOOKS: Final = 2
+_UNREADABLE = (pa.ArrowException, ValueError, FileNotFoundError)
 
 TrackFiles = bool | Callable[[str], bool]  # all data files, none, or those with certain paths
 
@@ -177,3 +197,146 @@ def _rows_of(stats: str | None) -> int | None:
     except (ValueError, AttributeError):
         return None
     return rows if isinstance(rows, int) else None
+
+
+@dataclass(slots=True)
+class LogListing:
+    """The files of a log by version."""
+
+    commits: dict[int, float] = field(default_factory=dict)  # when each was written
+    parts: dict[int, list[str]] = field(default_factory=dict)  # the paths of checkpoints
+    checksums: dict[int, list[str]] = field(default_factory=dict)  # of other engines
+
+    @classmethod
+    def of(cls, store: ObjectStore) -> LogListing:
+        listing = cls()
+        for info in store.iterate(LOG_FOLDER):
+            name = info.path.rpartition("/")[2]
+            version, kind = version_of(name), name[20:]
+            if version < 0:
+                continue
+            if kind == ".json":
+                listing.commits[version] = info.modified
+            elif kind.startswith(".checkpoint.") and kind.endswith(".parquet"):
+                listing.parts.setdefault(version, []).append(info.path)
+            elif kind == ".crc":
+                listing.checksums.setdefault(version, []).append(info.path)
+        return listing
+
+    def checkpoints(self) -> dict[int, list[str]]:
+        """Return the paths of the complete checkpoints, the oldest first."""
+        return {at: paths for at, paths in sorted(self.parts.items()) if _is_complete(paths)}
+
+    def newest_checkpoint(self) -> list[str] | None:
+        return next(reversed(self.checkpoints().values()), None)
+
+
+def find_start(store: ObjectStore) -> Sequence[str] | None:
+    """Return the newest checkpoint's files, () for none, None without a table. Raise CorruptLog."""
+    for _ in range(_LOOKS):
+        hinted = last_checkpoint(store)
+        if hinted >= 0 and store.exists(path := checkpoint_path(hinted)):
+            return [path]
+        if store.exists(log_path(0)):
+            return ()
+        listing = LogListing.of(store)
+        files = listing.newest_checkpoint()
+        if files is not None or not listing.commits:
+            return files
+        # The table may have been created, or cleaned, between the looks.
+    raise missing_commit_error(store.root, 0)
+
+
+def last_checkpoint(store: ObjectStore) -> int:
+    """Return the version of the last checkpoint by its hint, or -1."""
+    try:
+        return max(-1, int(json.loads(store.read(CHECKPOINT_HINT))["version"]))
+    except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return -1  # the hint may be broken, and is then ignored
+
+
+def listed_checkpoint(store: ObjectStore) -> list[str] | None:
+    """List the newest checkpoint, None without commits. Raise CorruptLog if only it is missing."""
+    listing = LogListing.of(store)
+    files = listing.newest_checkpoint()
+    if files is None and listing.commits:
+        raise missing_commit_error(store.root, 0)
+    return files
+
+
+def _is_complete(paths: list[str]) -> bool:
+    """Return whether files of one version are a whole checkpoint: a single file, or all parts."""
+    parts = [path.rpartition("/")[2].split(".") for path in paths]
+    if any(len(part) == 3 for part in parts):  # version.checkpoint.parquet
+        return True
+    numbered = [part for part in parts if len(part) == 5]  # version.checkpoint.part.parts.parquet
+    return bool(numbered) and numbered[0][3] == f"{len(numbered):010d}"
+
+
+def starting_state(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
+    """Return a checkpoint's state, or an empty one without files. Raise CorruptLog."""
+    if not files:
+        return TableState(track_files)
+    try:
+        return _state_at(store, files, track_files)
+    except _UNREADABLE as error:
+        if isinstance(error, FileNotFoundError):
+            newer = find_start(store)
+            if newer and list(newer) != list(files):  # a cleaner deleted the old one meanwhile
+                return starting_state(store, newer, track_files)
+        state = _older_start(store, files[0], track_files)
+        if state is not None:
+            _logger.warning(
+                "checkpoint %s of %s cannot be read: the log starts from an older one",
+                files[0],
+                store.root,
+            )
+            return state
+        raise _unreadable(store, files[0], error) from error
+
+
+def check_start(store: ObjectStore) -> None:
+    files = find_start(store) or LogListing.of(store).newest_checkpoint()
+    if not files:
+        return
+    try:
+        _state_at(store, files, False)
+    except _UNREADABLE as error:
+        raise _unreadable(store, files[0], error) from error
+
+
+def _unreadable(store: ObjectStore, path: str, error: Exception) -> CorruptLog:
+    return CorruptLog(
+        f"checkpoint {path} of {store.root} cannot be read: {error}. Restore it from a backup; "
+        f"or, as long as "
+        "all commits from an older checkpoint on are there, remove it, and _last_checkpoint with "
+        "it",
+        path=store.root,
+        version=version_of(path),
+    )
+
+
+def _state_at(store: ObjectStore, files: Sequence[str], track_files: TrackFiles) -> TableState:
+    state = TableState(track_files)
+    opened = [store.open(path) for path in files]
+    try:
+        state.load_checkpoint(opened, version_of(files[0]), store.root)
+    finally:
+        for file in opened:
+            file.close()
+    return state
+
+
+def _older_start(store: ObjectStore, path: str, track_files: TrackFiles) -> TableState | None:
+    """Return the state of the newest older checkpoint with all later commits, or None."""
+    broken, listing = version_of(path), LogListing.of(store)
+    starts = [(-1, list[str]()), *listing.checkpoints().items()]
+    for version, files in reversed(starts):
+        following = range(version + 1, broken + 1)
+        if version >= broken or not all(each in listing.commits for each in following):
+            continue
+        try:
+            return _state_at(store, files, track_files) if files else TableState(track_files)
+        except _UNREADABLE:
+            continue
+    return None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from spark_mq.delta.azure import parse_connection_string
 from spark_mq.errors import InvalidOption
@@ -150,7 +150,7 @@ def store_options(
 ) -> StoreOptions:
     """Sort storage options into groups of obstore. Raise InvalidOption, which shows no value."""
     provider, wanted, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
-    around = environment or {}
+    around = _variables(provider, environment or {})
     for name, given, value in _parts(provider, options):
         place = _place(provider, given)
         if place is None:
@@ -162,13 +162,10 @@ def store_options(
             raise _invalid(name, f"{names[place]} gives another value. Remove one of them")
         target[key], names[place] = setting, name
     if provider == "azure":
-        low = {name.lower(): text for name, text in around.items() if text}
         _check_account(wanted.config, names, account)
-        if account is None and not any(
-            key in wanted.config or _from(low, key) is not None for key in _ACCOUNT
-        ):
-            _add_connection_string(wanted, around)
-        _check_emulator(wanted.config, names, low)
+        if account is None and not any(key in wanted.config or key in around for key in _ACCOUNT):
+            _add_connection_string(wanted, environment or {})
+        _check_emulator(wanted.config, names, around)
     _add_environment(provider, wanted.client_options, around)
     if environment is not None:
         _check_http(provider, wanted, names, around)
@@ -191,14 +188,14 @@ def account_name(
 ) -> str | None:
     """Return the account of Azure that options name, or else the environment. Or None."""
     config = store_options(scheme, options, environment).config
-    low = {name.lower(): text for name, text in environment.items() if text}
     if "account_name" in config:
         return config["account_name"]
-    return _EMULATED if _is_emulated(config, low) else _from(low, "account_name")
+    around = _variables(PROVIDERS[scheme], environment)
+    named = around.get("account_name", _UNSET).text
+    return _EMULATED if _is_emulated(config, around) else named or None
 
 
 def endpoint_of(scheme: str, options: Mapping[str, Any]) -> str:
-    """Return the address of the server that options name, or an empty text."""
     config = store_options(scheme, options).config
     return config.get("endpoint") or config.get("base_url") or ""
 
@@ -234,13 +231,28 @@ def _add_connection_string(wanted: StoreOptions, environment: Mapping[str, str])
             wanted.config.setdefault(name, value)
 
 
-def _from(low: Mapping[str, str], key: str) -> str | None:
-    """Return what the environment, by lower-case names, has for an option of Azure, or None."""
-    return low.get(f"azure_storage_{key}") or low.get(f"azure_{key}")
+class _Variable(NamedTuple):
+    name: str
+    text: str
 
 
-def _is_emulated(config: Mapping[str, str], low: Mapping[str, str]) -> bool:
-    return (config.get("use_emulator") or _from(low, "use_emulator") or "").lower() in _TRUE
+_UNSET: Final = _Variable("", "")
+
+
+def _variables(provider: str, environment: Mapping[str, str]) -> dict[str, _Variable]:
+    """Return the variables of the environment that give options of a provider, by key."""
+    keys, variables = _CONFIG[provider] | _CLIENT, dict[str, _Variable]()
+    for prefix in _PREFIXES[provider]:
+        for name, text in environment.items():
+            low = name.lower()
+            if text and low.startswith(prefix) and (key := keys.get(low.removeprefix(prefix))):
+                variables.setdefault(key, _Variable(name, text))
+    return variables
+
+
+def _is_emulated(config: Mapping[str, str], around: Mapping[str, _Variable]) -> bool:
+    text = config.get("use_emulator") or around.get("use_emulator", _UNSET).text
+    return text.lower() in _TRUE
 
 
 def _check_account(
@@ -255,14 +267,11 @@ def _check_account(
 
 
 def _check_emulator(
-    config: Mapping[str, str], names: Mapping[tuple[str, str], str], low: Mapping[str, str]
+    config: Mapping[str, str], names: Mapping[tuple[str, str], str], around: Mapping[str, _Variable]
 ) -> None:
     """Raise InvalidOption for an endpoint beside an emulator, because no client obeys it."""
-    given = names.get(("config", "endpoint"))
-    if given is None and _from(low, "endpoint") is not None:
-        given = next(f"azure_{part}endpoint".upper() for part in ("storage_", "")
-                     if f"azure_{part}endpoint" in low)  # fmt: skip
-    if given is not None and _is_emulated(config, low):
+    given = names.get(("config", "endpoint")) or around.get("endpoint", _UNSET).name
+    if given and _is_emulated(config, around):
         raise _invalid(
             given,
             "use_emulator uses port 10000 of this machine and ignores it. Remove use_emulator, and "
@@ -339,40 +348,29 @@ def _nested(retry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_environment(
-    provider: str,
-    client: dict[str, str],
-    environment: Mapping[str, str],
+    provider: str, client: dict[str, str], around: Mapping[str, _Variable]
 ) -> None:
     # obstore reads these itself, but only if it is given no client options at all. It never reads
     # those with the long prefix of Azure.
-    prefixes = _PREFIXES[provider]
-    low = {name.lower(): value for name, value in environment.items()}
-    client_names = {n: _bare(provider, n) for n in low if n.startswith(prefixes)}
-    client_names = {name: bare for name, bare in client_names.items() if bare in _CLIENT}
-    if client or any(name.startswith(prefixes[:-1]) for name in client_names):
-        for name, bare in client_names.items():
-            client.setdefault(bare, low[name])
+    of_client = {key: variable for key, variable in around.items() if key in _CLIENT}
+    unread = _PREFIXES[provider][:-1]
+    if client or any(name.lower().startswith(unread) for name, _ in of_client.values()):
+        for key, variable in of_client.items():
+            client.setdefault(key, variable.text)
 
 
 def _check_http(
     provider: str,
     wanted: StoreOptions,
     names: Mapping[tuple[str, str], str],
-    environment: Mapping[str, str],
+    around: Mapping[str, _Variable],
 ) -> None:
     """Raise InvalidOption for a server without TLS that is not allowed: no retry could help."""
-    around = {
-        _bare(provider, name.lower()): (name, text)
-        for name, text in environment.items()
-        if text and name.lower().startswith(_PREFIXES[provider])
-    }
-    allowed = wanted.client_options.get("allow_http") or around.get("allow_http", ("", ""))[1]
+    allowed = wanted.client_options.get("allow_http") or around.get("allow_http", _UNSET).text
     if allowed.lower() in _TRUE:
         return
-    for bare, key in _CONFIG[provider].items():
-        if key not in ("endpoint", "base_url"):
-            continue
-        name, text = around.get(bare, ("", ""))
+    for key in ("endpoint", "base_url"):
+        name, text = around.get(key, _UNSET)
         if given := wanted.config.get(key):
             name, text = names.get(("config", key), _CONNECTION_VARIABLE), given
         if text.lower().startswith("http://"):

@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 from spark_mq.delta.action_json import add_action, encode_actions
 from spark_mq.delta.actions import OPERATION_ID, AddFile, checkpoint_path, version_of
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.log_start import (
+from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import (
     CHECKPOINT_HINT,
+    TableState,
     check_start,
     find_start,
     last_checkpoint,
     starting_state,
 )
-from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import to_storage_error
 
 _STRINGS: Final = pa.map_(pa.string(), pa.string())

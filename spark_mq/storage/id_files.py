@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Final, NamedTuple
 
-from spark_mq.delta.file_info import FileInfos
+from spark_mq.delta.backend import FileInfos
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.held_ids import AskHeld, Held
@@ -153,7 +153,7 @@ class IdWindow:
         }
 
     def latest(self, ids: Sequence[bytes | None]) -> dict[int, int]:
-        """Return the latest sequence of each known id by position, also of expired ones."""
+        """Return the latest sequence of each known id by position, even of expired ones."""
         places = {at: self._find(hashed) for at, hashed in enumerate(ids) if hashed is not None}
         return {at: place.sequence for at, place in places.items() if place is not None}
 
@@ -249,7 +249,6 @@ class IdFiles:
             self._head = Head(window.blocks[0].ref.name, version)
 
     def delete(self, window: IdWindow) -> None:
-        """Delete the newest block's file after its commit lost a race."""
         self._files.delete(block_path(window.blocks[0].ref.name))
 
     def listed(self) -> FileInfos:

@@ -19,10 +19,9 @@ import pyarrow as pa
 
 from spark_mq.delta.actions import AddFile, Change
 from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
-from spark_mq.delta.log_start import last_checkpoint
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import TableState, last_checkpoint
 from spark_mq.delta.store_errors import STORE_ERRORS, to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError

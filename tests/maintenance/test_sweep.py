@@ -47,8 +47,8 @@ from support.tables import (
 from spark_mq import Message, Queue, SweepReport, errors
 from spark_mq.delta import cleanup, tables
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.log_start import last_checkpoint
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import last_checkpoint
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.maintenance.dead_letters import copy_dead
 from spark_mq.parquet.reader import verify_slice
@@ -599,7 +599,7 @@ def test_housekeeping_killed_anywhere_and_repeated_ends_the_same(
     ("place", "step", "at"),
     [(tables, "DeltaLog", 1), (tables, "find_start", 1), (tables, "encode_checkpoint", 1),
      (DeltaLog, "read_commit", 1), (cleanup, "checkpoint_path", 1), (cleanup, "_clean_data", 1),
-     (ObjectStore, "list", 1), (ObjectStore, "iterate_all", 1),
+     *((ObjectStore, "iterate", at) for at in (1, 2)), (ObjectStore, "iterate_all", 1),
      *((ObjectStore, "read", at) for at in (1, 2, 5)),
      (ObjectStore, "open", 1), *((ObjectStore, "delete", at) for at in (2, 6))],
 )  # fmt: skip

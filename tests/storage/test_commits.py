@@ -361,6 +361,21 @@ def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> Non
         )
 
 
+def test_an_incomplete_checkpoint_frees_no_commit(queue: Queue) -> None:
+    for value in "abcdef":
+        queue.publish(value)
+        checkpoint(messages_of(queue))
+    index_commits(queue)
+    log = Path(messages_of(queue).path, "_delta_log")
+    for version in (3, 4):  # another engine was killed before it wrote the second part
+        whole = log / f"{version:020}.checkpoint.parquet"
+        whole.rename(log / f"{version:020}.checkpoint.0000000001.0000000002.parquet")
+    messages_of(queue).clean(2, 0)
+    assert json_versions(queue) == [2, 3, 4, 5, 6]
+    versions = [DeltaTable(messages_of(queue).path, version=version) for version in (4, 5, 6)]
+    assert [table.to_pyarrow_table().num_rows for table in versions] == [4, 5, 6]
+
+
 def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
     varied(queue, clock)
     before = data_files(queue)

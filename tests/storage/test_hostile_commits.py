@@ -17,8 +17,8 @@ from support.tables import checkpoint, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import log_path
-from spark_mq.delta.log_start import listed_checkpoint
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import listed_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.testing import ManualClock
 

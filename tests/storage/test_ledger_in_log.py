@@ -23,8 +23,8 @@ from support.tables import ledgers_of
 
 from spark_mq import Queue, errors
 from spark_mq.delta.actions import AddFile, checkpoint_path, log_path
-from spark_mq.delta.log_start import last_checkpoint
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import last_checkpoint
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.storage import ledger_files, ledger_tag

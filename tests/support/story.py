@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from spark_mq import Lease, Message, Queue
-from spark_mq.delta.log_start import CHECKPOINT_HINT
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import CHECKPOINT_HINT
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.testing import ManualClock
 

@@ -15,8 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 from spark_mq.delta.action_json import encode_actions
 from spark_mq.delta.actions import AddFile, Change, checkpoint_path, log_path
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.log_start import last_checkpoint
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.state import last_checkpoint
 from spark_mq.delta.tables import (
     KEPT_BY_THE_SWEEP,
     create_table,

@@ -25,9 +25,8 @@ from spark_mq.delta import follower
 from spark_mq.delta.action_json import parse_commit
 from spark_mq.delta.actions import AddFile, Change, log_path
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.log_start import last_checkpoint
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import TableState, last_checkpoint
 from spark_mq.delta.tables import (
     checkpoint_soon,
     create_table,
