@@ -21,7 +21,7 @@ from support.limits import limits, short_leases
 from support.marks import without_delta
 from support.stores import SERVERS, RemoteStore
 
-from spark_mq.parquet.read_cache import row_groups
+from spark_mq.parquet.files import row_groups
 
 __all__ = ["byte_store", "limits", "short_leases"]
 

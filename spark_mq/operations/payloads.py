@@ -21,8 +21,8 @@ from spark_mq.ledger.message_filter import filter_id
 from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.selection import RowRuns
+from spark_mq.parquet.lease_columns import match_rows
 from spark_mq.parquet.reader import verify_slice
-from spark_mq.parquet.row_filter import match_rows
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.recent import RecentDict, RecentSet
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.read_cache import read_footer
+from spark_mq.parquet.files import read_footer
 
 T = TypeVar("T")
 
 PART_BYTES: Final = 16 * 2**20  # of the messages in one part
 MAX_ROWS: Final = 5_000  # messages in one part, because headers are Python objects for a while
-_ROW_BYTES: Final = 64  # of a row in all columns, also if they are null
+_ROW_BYTES: Final = 64  # of a row in all columns, even if they are null
 _HEADER_WEIGHT: Final = 8  # headers become Python objects for a while
 
 
@@ -108,7 +108,6 @@ def _width(group: pq.RowGroupMetaData) -> float:
 
 
 def _bytes(column: pq.ColumnChunkMetaData, rows: int) -> float:
-    """Return the most bytes of a column in memory."""
     weight = _HEADER_WEIGHT if column.path_in_schema.startswith("headers.") else 1
     size = column.total_uncompressed_size
     if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY":

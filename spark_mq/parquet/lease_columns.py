@@ -1,10 +1,10 @@
-"""Read the columns that decide when and in which order messages are leased, and sort by them."""
+"""Read the columns that decide which messages are leased, and when, and sort by them."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -14,15 +14,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.ledger.message_index import DeliveryTimes, TimedRun
+from spark_mq.ledger.message_filter import HEADER, KEY_PREFIX
+from spark_mq.ledger.message_index import DeliveryTimes, FileSlice, TimedRun
+from spark_mq.ledger.selection import RowRuns
 from spark_mq.ledger.slots import MAX_PRIORITY, SlotLayout, encode_slots
 from spark_mq.parquet.files import read_unless_damaged
-from spark_mq.parquet.schema import INSTANT, TIME_COLUMNS
-from spark_mq.util.clock import EARLIEST, LATEST, SECOND
+from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.schema import TIME_COLUMNS, clamp_instants, effective_priorities
+from spark_mq.util.clock import LATEST, SECOND
+from spark_mq.util.columns import to_array
 
 SLOT_COLUMNS: Final = ("key", "priority")
 _BATCH_ROWS: Final = 2**16
 _SAMPLE: Final = 1_000  # keys that show whether many rows share a key
+_FILTER_COLUMNS: Final = ("key", "headers")
 
 
 class SortedBySlot(NamedTuple):
@@ -66,11 +71,6 @@ def _numbers(table: pa.Table, layout: SlotLayout) -> pa.Array:
     if isinstance(numbers, pa.Scalar):
         return pa.repeat(pa.scalar(numbers.as_py(), pa.int32()), rows)
     return numbers.cast(pa.int32())
-
-
-def effective_priorities(column: pa.Array | pa.ChunkedArray) -> Any:
-    """Return priorities within their limits, which foreign writers do not check. Null is 0."""
-    return pc.max_element_wise(0, pc.min_element_wise(MAX_PRIORITY, pc.fill_null(column, 0)))
 
 
 def _lanes(keys: pa.Array, lanes: int) -> pa.Array:
@@ -186,14 +186,47 @@ def _runs(columns: Iterable[list[int | None]]) -> list[TimedRun]:
     return runs
 
 
-def clamp_instants(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return instants in microseconds, cut to years 1 to 9999, which foreign writers may exceed."""
-    instants = column if column.type == INSTANT else column.cast(INSTANT, safe=False)
-    if instants.null_count == len(instants):
-        return instants
-    limits = pc.min_max(instants)
-    if limits["min"].value >= EARLIEST and limits["max"].value <= LATEST:
-        return instants
-    at = instants.cast(pa.int64())
-    late = pc.max_element_wise(at, EARLIEST, skip_nulls=False)
-    return pc.min_element_wise(late, LATEST, skip_nulls=False).cast(INSTANT)
+def match_rows(files: ObjectStore, piece: FileSlice, wanted: Mapping[str, Any]) -> RowRuns:
+    """Return which rows of a whole file a filter matches. Raise OSError.
+
+    The rows of a damaged row group count as matching, so its payload is treated as in any group.
+    """
+    columns = [name for name in _FILTER_COLUMNS if name != "headers" or HEADER in wanted]
+    reader, masks = MessageReader(files, columns), list[pa.Array]()
+
+    def read(store: ObjectStore, part: FileSlice) -> pa.Table:
+        own = reader if store is files else MessageReader(store, columns)
+        return own.try_read(part)
+
+    for part in reader.split_by_row_group(piece):
+        rows = read_unless_damaged(files, piece.path, partial(read, part=part))
+        if rows is None:
+            masks.append(pa.repeat(pa.scalar(True), part.rows))
+        else:
+            masks.append(matching_rows(rows, wanted))
+    return _row_runs(pa.chunked_array(masks, pa.bool_()).combine_chunks())
+
+
+def matching_rows(rows: pa.Table, wanted: Mapping[str, Any]) -> pa.Array:
+    """Return for each row whether all conditions hold. Texts are compared byte by byte."""
+    masks = [
+        _has_value(rows["headers"].combine_chunks(), name, values)
+        for name, values in wanted.get(HEADER, {}).items()
+    ]
+    if prefixes := wanted.get(KEY_PREFIX):
+        keys = rows["key"].combine_chunks()
+        begins = reduce(pc.or_, (pc.starts_with(keys, prefix) for prefix in prefixes))
+        masks.append(pc.fill_null(begins, False))
+    return reduce(pc.and_, masks)
+
+
+def _has_value(headers: pa.Array, name: str, values: list[str]) -> pa.Array:
+    given = pc.map_lookup(headers, name, "all")
+    right = pc.is_in(pc.list_flatten(given), pa.array(values, pa.string()))
+    rows = pc.list_parent_indices(given).filter(right)
+    return pc.is_in(pa.arange(0, len(headers)), rows)
+
+
+def _row_runs(mask: pa.Array) -> RowRuns:
+    runs = pc.run_end_encode(mask, run_end_type=pa.int64())
+    return RowRuns(to_array(runs.run_ends), bool(mask[0].as_py()))

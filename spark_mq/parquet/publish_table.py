@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,20 +17,21 @@ from spark_mq.util.validation import short_repr, suggest
 
 _PUBLISH_SCHEMA: Final = MESSAGE_SCHEMA.append(DEDUP_FIELD)
 PUBLISH_COLUMNS: Final = (*MESSAGE_SCHEMA.names, DEDUP_FIELD.name)
-# The types of whole numbers, as Spark and Arrow name them.
-_WHOLE_NUMBERS: Final = (
-    *("tinyint", "smallint", "int", "bigint"),
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-)
 _HEADERS: Final = pa.map_(pa.string(), pa.string())
 _HEADER_PAIRS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
-# Further types of columns. Those of key and headers are Kafka's.
-_ALSO: Final[Mapping[str, Collection[str]]] = {
-    "priority": _WHOLE_NUMBERS,
-    "key": ("binary",),
+# The simple types of columns, the usual one first. Further ones of key and headers are Kafka's, and
+# those of priority are whole numbers as Spark and Arrow name them.
+_TYPES: Final[Mapping[str, Sequence[str]]] = {
+    "value": ("string", "binary"),
+    "key": ("string", "binary"),
     "headers": (
+        "map<string,string>",
         "array<struct<key:string,value:binary>>",
         "array<struct<key:string,value:string>>",
+    ),
+    "priority": (
+        *("int", "tinyint", "smallint", "bigint"),
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     ),
 }
 
@@ -75,7 +76,7 @@ def column_name(name: str) -> str:
 
 
 def _with_headers(table: pa.Table) -> pa.Table:
-    """Return a table whose headers are maps, also if they are arrays of names and values."""
+    """Return a table whose headers are maps, even if they are arrays of names and values."""
     if "headers" not in table.schema.names or pa.types.is_map(table["headers"].type):
         return table
     chunks = [_as_maps(chunk) for chunk in table["headers"].chunks]
@@ -101,17 +102,13 @@ def _as_maps(headers: pa.Array) -> pa.Array:
     rows = pa.table({"row": pc.list_parent_indices(pairs), "name": names})
     if rows.group_by(["row", "name"]).aggregate([]).num_rows < len(names):
         maps = [
-            None if row is None else list({one["key"]: one["value"] for one in row}.items())
+            None if row is None else list({pair["key"]: pair["value"] for pair in row}.items())
             for row in pairs.to_pylist()
         ]
         return pa.array(maps, _HEADERS)
-    lengths = pc.list_value_length(pairs).fill_null(0)
-    ends = pc.cumulative_sum(lengths).to_pylist()
-    starts = [
-        None if null else start
-        for null, start in zip(pairs.is_null().to_pylist(), [0, *ends], strict=False)
-    ]
-    return pa.MapArray.from_arrays(pa.array([*starts, len(names)], pa.int32()), names, values)
+    ends = pc.cumulative_sum(pc.list_value_length(pairs).fill_null(0))
+    offsets = pa.concat_arrays([pa.array([0], ends.type), ends])
+    return pa.MapArray.from_arrays(offsets, names, values, mask=pairs.is_null())
 
 
 def _with_ids(table: pa.Table) -> pa.Table:
@@ -216,12 +213,10 @@ def _check_column(name: str, kind: str) -> None:
             f"column {name!r} is not one of a message ({', '.join(PUBLISH_COLUMNS)}): {fix}",
             column=name,
         )
-    others = {"headers": "map<string,string>", "priority": "int"}
-    wanted = "timestamp" if name.endswith("_at") else others.get(name, "string")
-    if kind.replace(" ", "") in _ALSO.get(name, ()):
-        return
-    if name != "value" and kind.replace(" ", "") != wanted:
-        raise InvalidSchema(f"column {name!r} is {kind}, not {wanted}: cast it", column=name)
+    usual = "timestamp" if name.endswith("_at") else "string"
+    types = _TYPES.get(name, (usual,))
+    if kind.replace(" ", "") not in types:
+        raise InvalidSchema(f"column {name!r} is {kind}, not {types[0]}: cast it", column=name)
 
 
 def _simple_type(kind: pa.DataType) -> str:

@@ -17,20 +17,17 @@ import pyarrow.compute as pc
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet.files import (
-    row_count_error,
-    unreadable_error,
-    unreadable_reason,
-)
-from spark_mq.parquet.lease_columns import clamp_instants, effective_priorities
-from spark_mq.parquet.read_cache import (
     check_group,
     expanding_columns,
     footers,
     open_file,
     read_footer,
+    row_count_error,
     row_groups,
+    unreadable_error,
+    unreadable_reason,
 )
-from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
+from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT, clamp_instants, effective_priorities
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.process import call_in_forks
 
@@ -156,7 +153,6 @@ class MessageReader:
         self._path = path
 
     def _spans(self, piece: FileSlice) -> Iterator[tuple[int, int, int]]:
-        """Yield the row groups of a slice, with first row and end."""
         starts, end = self._footer.starts, piece.offset + piece.rows
         for group in range(bisect_right(starts, piece.offset) - 1, bisect_left(starts, end)):
             upto = min(end - starts[group], self._footer.rows[group])
@@ -191,7 +187,6 @@ class MessageReader:
         return self._typed(rows) if any(map(pa.types.is_dictionary, rows.schema.types)) else rows
 
     def _shared(self, group: int, wanted: int) -> pa.Table:
-        """Return a row group that readers of this process may share."""
         if not self._share or self._key is None:
             return self._decoded(group)
         footer, key = self._footer, (self._key, group, tuple(self._present))

@@ -1,10 +1,14 @@
-"""Define the columns of published and delivered messages."""
+"""Define the columns of published and delivered messages, and the limits of their values."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_mq.ledger.slots import MAX_PRIORITY
+from spark_mq.util.clock import EARLIEST, LATEST
 
 INSTANT: Final = pa.timestamp("us", tz="UTC")  # the type of every instant in a table
 
@@ -41,3 +45,21 @@ DELIVERY_SCHEMA: Final = pa.schema(
         pa.field("lease_expires_at", INSTANT),
     ]
 )
+
+
+def effective_priorities(column: pa.Array | pa.ChunkedArray) -> Any:
+    """Return priorities within their limits, which foreign writers do not check. Null is 0."""
+    return pc.max_element_wise(0, pc.min_element_wise(MAX_PRIORITY, pc.fill_null(column, 0)))
+
+
+def clamp_instants(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return instants in microseconds, cut to years 1 to 9999, which foreign writers may exceed."""
+    instants = column if column.type == INSTANT else column.cast(INSTANT, safe=False)
+    if instants.null_count == len(instants):
+        return instants
+    limits = pc.min_max(instants)
+    if limits["min"].value >= EARLIEST and limits["max"].value <= LATEST:
+        return instants
+    at = instants.cast(pa.int64())
+    late = pc.max_element_wise(at, EARLIEST, skip_nulls=False)
+    return pc.min_element_wise(late, LATEST, skip_nulls=False).cast(INSTANT)

@@ -58,13 +58,11 @@ class WrittenFile:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Return the tags for the ``add`` action."""
         texts = {SLOTS_TAG: self.slots, GROUP_TAG: self.group}
         return {name: text for name, text in texts.items() if text}
 
     @property
     def stats(self) -> str:
-        """Return the statistics for the ``add`` action, as JSON."""
         empty = {} if self.timed else dict.fromkeys(TIME_COLUMNS, self.rows)
         if not self.prioritised:
             empty["priority"] = self.rows
@@ -89,7 +87,6 @@ def write_file(
 
 
 def discard_files(files: ObjectStore, written: Iterable[WrittenFile]) -> None:
-    """Delete data files that no commit will ever name."""
     for file in written:
         with contextlib.suppress(OSError):
             files.delete(file.path)

@@ -9,7 +9,7 @@ import pytest
 from support.blocks import ROOT
 
 from spark_mq.ledger import acquire, settle, transitions
-from spark_mq.parquet.read_cache import MAX_KEPT_BYTES
+from spark_mq.parquet.files import MAX_KEPT_BYTES
 
 SWEEP = "every minute, or every five minutes if workers lease rarely"
 OTHER_SWEEP = re.compile(r"every few minutes|1 or 5 minutes|every five minutes (otherwise|is)")

@@ -19,7 +19,7 @@ from support.tables import context_of, group_ledger_of
 
 from spark_mq import Queue
 from spark_mq.errors import UsedAfterFork
-from spark_mq.parquet.read_cache import footers, row_groups
+from spark_mq.parquet.files import footers, row_groups
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),

@@ -13,7 +13,7 @@ from support.handles import memory_store
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.read_cache import Footer, footers, read_footer
+from spark_mq.parquet.files import Footer, footers, read_footer
 from spark_mq.parquet.reader import MessageReader
 
 

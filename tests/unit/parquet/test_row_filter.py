@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_filter import Filters
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.row_filter import match_rows, matching_rows
+from spark_mq.parquet.lease_columns import match_rows, matching_rows
 
 Row = tuple[str | None, list[tuple[str, str | None]] | None]
 

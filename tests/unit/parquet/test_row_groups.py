@@ -15,7 +15,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet import reader as module
-from spark_mq.parquet.read_cache import MAX_GROUP_BYTES, RowGroupCache
+from spark_mq.parquet.files import MAX_GROUP_BYTES, RowGroupCache
 from spark_mq.parquet.reader import MessageReader
 
 ROWS = 1_000
