@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from spark_mq.delta.state import TableState
 from spark_mq.errors import DuplicatePublish
@@ -17,7 +18,7 @@ from spark_mq.message import HEADER_PREFIX, from_rows, to_publish
 from spark_mq.operations.batches import count_messages, count_outcomes, open_target
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.publish import publish_table
-from spark_mq.storage.stored_batches import BATCHES, StoredBatch
+from spark_mq.storage.stored_entries import BATCHES, StoredBatch
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
 _BATCH: Final = HEADER_PREFIX + "batch_id"  # in a completion message

@@ -33,7 +33,7 @@ from spark_mq.maintenance.redrive import Redrive, goes_to_other
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import commits_after
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.log_recovery import LogPlan
+from spark_mq.storage.message_log import LogPlan
 from spark_mq.util.records import Record
 
 _log = logging.getLogger(__name__)

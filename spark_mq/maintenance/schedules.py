@@ -18,7 +18,7 @@ from spark_mq.ledger.recurrence import jitter_of
 from spark_mq.message import HEADER_PREFIX, from_rows, to_publish
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.publish import publish_table
-from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
+from spark_mq.storage.stored_entries import SCHEDULES, Schedule, schedule_txn
 from spark_mq.util.clock import MICROSECOND, to_datetime
 
 MAX_INSTANTS: Final = 1_000  # of a schedule in one sweep

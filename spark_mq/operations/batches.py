@@ -21,7 +21,7 @@ from spark_mq.ledger.ranges import SETTLED, Ledger
 from spark_mq.operations.context import GroupLedger, QueueContext, group_not_found
 from spark_mq.operations.create import note_change, open_context
 from spark_mq.operations.history import OUTCOMES, last_ends, read_group_history
-from spark_mq.storage.stored_batches import BATCHES, StoredBatch
+from spark_mq.storage.stored_entries import BATCHES, StoredBatch
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import invalid, validate_name

@@ -24,10 +24,10 @@ from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.operations.committer import GroupCommitter, QueueCommitter
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
+from spark_mq.storage.archive_table import tables_disagree
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
-from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import Clock, system_clock, to_micros

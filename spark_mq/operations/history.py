@@ -23,10 +23,9 @@ from spark_mq.ledger.owner_commands import CREATE_GROUP
 from spark_mq.ledger.ranges import SETTLED, Range
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
-from spark_mq.storage.archive_table import Filters, matching_rows
+from spark_mq.storage.archive_table import Filters, matching_rows, tables_disagree
 from spark_mq.storage.history_table import BATCH, FAILURES, HISTORY_SCHEMA, history_rows
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.util.clock import EARLIEST, LATEST, SECOND, to_datetime, to_micros
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.records import Record

@@ -39,7 +39,7 @@ from spark_mq.storage.publishes import (
     hashed_ids,
     producer_txn,
 )
-from spark_mq.storage.stored_batches import check_open
+from spark_mq.storage.stored_entries import check_open
 from spark_mq.telemetry import Destination, SendReport, add_headers, current_reporter, trace_headers
 from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND, Duration

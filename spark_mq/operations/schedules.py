@@ -7,12 +7,13 @@ change that is made, but not noted.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from spark_mq.delta.state import TableState
 from spark_mq.errors import InvalidOption, ScheduleNotFound, UnsupportedTable
@@ -27,7 +28,7 @@ from spark_mq.ledger.recurrence import (
 from spark_mq.message import Message, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import note_change
-from spark_mq.storage.stored_schedules import SCHEDULES, Schedule, schedule_txn
+from spark_mq.storage.stored_entries import SCHEDULES, Schedule, schedule_txn
 from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND, Duration, optional_datetime, to_micros
 from spark_mq.util.records import Record
@@ -213,7 +214,7 @@ def _message(message: Any) -> Schedule:
         0,
         0,
         text=text,
-        data=None if text is not None else base64.b64encode(row["value"]).decode(),
+        data=row["value"] if text is None else None,
         key=given.key,
         headers=dict(given.headers),
         priority=given.priority,

@@ -1,7 +1,7 @@
 """Archive the commits of a table as rows of another Delta table.
 
 The sweep appends the rows of new commits. The same commit notes the last version that they describe
-as an application transaction, so each version is archived once, also if a sweep is killed. Later
+as an application transaction, so each version is archived once, even if a sweep is killed. Later
 it merges small files, and drops the rows that nobody needs.
 """
 
@@ -31,7 +31,7 @@ from spark_mq.delta.tables import (
     checkpoint_soon,
     create_table,
 )
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, TablesDisagree
 from spark_mq.util.columns import sort_rows
 
 # Zstd halves a merged file, but its start for each column takes 1 ms, which a small append saves.
@@ -48,39 +48,14 @@ KEEP_SECONDS: Final = 600.0
 T = TypeVar("T")
 
 
-def read_file(
-    store: ObjectStore, file: AddFile, schema: pa.Schema, columns: Container[str] | None = None
-) -> pa.Table:
-    """Return the rows of a file with the value of its partition, perhaps only some columns."""
-    wanted = pa.schema([f for f in schema if columns is None or f.name in columns])
-    rows = store.read_parquet(file.path, wanted)
-    for name, text in file.partition.items():
-        if name in wanted.names:
-            value = pa.scalar(text).cast(wanted.field(name).type)
-            column = pa.repeat(value, rows.num_rows)
-            rows = rows.set_column(wanted.names.index(name), wanted.field(name), column)
-    return rows
-
-
-def write_files(store: ObjectStore, rows: pa.Table, partition: str | None) -> Iterator[AddFile]:
-    """Write rows as one file for each value of a column, or as one file."""
-    if partition is None:
-        if rows.num_rows:
-            yield _write_file(store, "", {}, rows)
-        return
-    for value in sorted(set(rows[partition].to_pylist())):
-        part = rows.filter(pc.equal(rows[partition], value)).drop_columns([partition])
-        yield _write_file(store, f"{partition}={value}/", {partition: str(value)}, part)
-
-
-def _write_file(
-    store: ObjectStore, folder: str, partition: dict[str, str | None], rows: pa.Table
-) -> AddFile:
-    path, buffer = f"{folder}part-{uuid.uuid4()}.parquet", io.BytesIO()
-    codec = "snappy" if rows.num_rows < _FEW_ROWS else "zstd"
-    pq.write_table(rows, buffer, compression=codec, write_page_checksum=True)
-    store.write(path, buffer.getvalue())
-    return AddFile(path, buffer.tell(), rows.num_rows, partition, _statistics(rows))
+def tables_disagree(path: str, reason: str) -> TablesDisagree:
+    """Return the error for a table that was restored alone."""
+    return TablesDisagree(
+        f"the tables of a queue disagree: {reason}. One of them was restored alone. Restore all "
+        "tables of one backup, or stop all workers and run Queue.recover(dry_run=True)",
+        path=path,
+        version=None,
+    )
 
 
 def _statistics(rows: pa.Table) -> str:
@@ -223,7 +198,7 @@ class ArchiveTable:
         needed = {*names, *(name for name, _, _ in filters)}
         parts = [self.schema.empty_table().select(names)]
         for file in files:
-            rows = read_file(self.files, file, self.schema, needed)
+            rows = self._read_file(file, needed)
             parts.append(matching_rows(rows, filters).select(names))
         return pa.concat_tables(parts)
 
@@ -243,16 +218,7 @@ class ArchiveTable:
         `next_batch` returns the rows of commits after the given version, or None to stop. It runs
         again if another sweep was faster, so no commit is archived twice.
         """
-        total = 0
-        with wrap_store_errors(self.path, "archiving to"):
-            self._create()
-            while (commits := self._append_one(next_batch)) is not None:
-                total += commits
-                if self.up_to(self.log.state) >= last:
-                    break
-        return total
 
-    def _append_one(self, next_batch: Callable[[TableState, int], Batch | None]) -> int | None:
         def compute(state: TableState, written: list[AddFile]) -> tuple[Change | None, int | None]:
             done = self.up_to(state)
             batch = next_batch(state, done) if self._is_own(state) else None
@@ -268,7 +234,14 @@ class ArchiveTable:
             )
             return change, up_to - done
 
-        return self._transact(compute)
+        total = 0
+        with wrap_store_errors(self.path, "archiving to"):
+            self._create()
+            while (commits := self._transact(compute)) is not None:
+                total += commits
+                if self.up_to(self.log.state) >= last:
+                    break
+        return total
 
     def _create(self) -> None:
         """Create the table, or empty one that belongs to another source."""
@@ -298,7 +271,7 @@ class ArchiveTable:
         def compute(state: TableState, written: list[AddFile]) -> tuple[Change, None]:
             removed: list[AddFile] = []
             for file in state.files():
-                rows = read_file(self.files, file, self.schema)
+                rows = self._read_file(file)
                 kept = rows.filter(pc.less_equal(rows["version"], up_to))
                 if kept.num_rows < rows.num_rows:
                     removed.append(file)
@@ -311,7 +284,6 @@ class ArchiveTable:
     # -- keeping it small
 
     def expire(self, is_expired: Callable[[AddFile], bool]) -> None:
-        """Drop whole files."""
 
         def compute(state: TableState, _: list[AddFile]) -> tuple[Change | None, None]:
             old = [file for file in state.files() if is_expired(file)]
@@ -352,7 +324,7 @@ class ArchiveTable:
         """Return the first files that fit in memory, what stays of them, and whether rows go."""
         parts, read, size = [self.schema.empty_table()], 0, 0
         for file in files:
-            rows = read_file(self.files, file, self.schema)
+            rows = self._read_file(file)
             read += rows.num_rows
             parts.append(self._needed(rows, state, keep_since))
             size += parts[-1].nbytes
@@ -400,12 +372,36 @@ class ArchiveTable:
     def _rewriting(
         self, operation: str, removes: Iterable[AddFile], adds: Iterable[AddFile] = (), **more: Any
     ) -> Change:
-        """Return a change that depends on all others."""
         note = {"operation": operation}
         return Change(uuid.uuid4().hex, note, tuple(adds), tuple(removes), whole_table=True, **more)
 
+    def _read_file(self, file: AddFile, columns: Container[str] | None = None) -> pa.Table:
+        """Return the rows of a file with the value of its partition, perhaps only some columns."""
+        fields = [f for f in self.schema if columns is None or f.name in columns]
+        rows = self.files.read_parquet(file.path, pa.schema(fields))
+        for at, field in enumerate(fields):
+            if field.name in file.partition:
+                value = pa.scalar(file.partition[field.name]).cast(field.type)
+                rows = rows.set_column(at, field, pa.repeat(value, rows.num_rows))
+        return rows
+
     def _write(self, rows: pa.Table) -> Iterator[AddFile]:
-        return write_files(self.files, rows, self.partition)
+        """Write rows as one file for each value of the column of the partitions, or as one file."""
+        name = self.partition
+        if name is None:
+            if rows.num_rows:
+                yield self._write_file("", {}, rows)
+            return
+        for value in sorted(set(rows[name].to_pylist())):
+            part = rows.filter(pc.equal(rows[name], value)).drop_columns([name])
+            yield self._write_file(f"{name}={value}/", {name: str(value)}, part)
+
+    def _write_file(self, folder: str, partition: dict[str, str | None], rows: pa.Table) -> AddFile:
+        path, buffer = f"{folder}part-{uuid.uuid4()}.parquet", io.BytesIO()
+        codec = "snappy" if rows.num_rows < _FEW_ROWS else "zstd"
+        pq.write_table(rows, buffer, compression=codec, write_page_checksum=True)
+        self.files.write(path, buffer.getvalue())
+        return AddFile(path, buffer.tell(), rows.num_rows, partition, _statistics(rows))
 
 
 def _is_small(file: AddFile) -> bool:

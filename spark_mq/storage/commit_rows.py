@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, Final
 
@@ -14,10 +14,10 @@ from spark_mq.ledger.data_files import FileColumns, SparseColumn, Texts
 from spark_mq.ledger.delivery_times import NO_TIME, DeliveryTimes, TimeColumns
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS
+from spark_mq.parquet.schema import INSTANT
 from spark_mq.util.columns import to_array, to_arrow
 
-_INSTANT = pa.timestamp("us", tz="UTC")
-_RUN: Final = pa.struct([("rows", pa.int64()), ("deliver_at", _INSTANT), ("expires_at", _INSTANT)])
+_RUN: Final = pa.struct([("rows", pa.int64()), ("deliver_at", INSTANT), ("expires_at", INSTANT)])
 _RUNS: Final = pa.list_(_RUN)
 
 # The kinds of a row.
@@ -36,7 +36,7 @@ COMMITS_SCHEMA: Final = pa.schema(
         pa.field("last", pa.int64()),
         pa.field("rows", pa.int64()),
         pa.field("size", pa.int64()),  # in bytes
-        pa.field("committed_at", _INSTANT),
+        pa.field("committed_at", INSTANT),
         # Runs of rows with the same times, if there are any. deliver_at is rounded up to a second.
         pa.field("times", _RUNS),
         pa.field("app", pa.string()),  # of a producer number
@@ -51,7 +51,6 @@ COMMITS_SCHEMA: Final = pa.schema(
 
 def publish_rows(files: FileColumns) -> pa.Table:
     first, rows = to_arrow(files.firsts), to_arrow(files.rows)
-
     return _table(
         len(files),
         {
@@ -62,7 +61,7 @@ def publish_rows(files: FileColumns) -> pa.Table:
             "last": pc.subtract(pc.add(first, rows), 1),
             "rows": rows,
             "size": to_arrow(files.sizes),
-            "committed_at": to_arrow(files.committed_at).cast(_INSTANT),
+            "committed_at": to_arrow(files.committed_at).cast(INSTANT),
             "times": _column_of(files, files.times, _runs(files.times.values)),
             "slots": _text_column(files, files.slots),
             "batch": _text_column(files, files.batches),
@@ -73,7 +72,6 @@ def publish_rows(files: FileColumns) -> pa.Table:
 
 
 def _column_of(files: FileColumns, column: SparseColumn[Any], values: pa.Array) -> pa.Array:
-    """Return the value of each file, or null without one."""
     return values.take(pc.index_in(to_arrow(files.firsts), to_arrow(column.firsts)))
 
 
@@ -94,31 +92,25 @@ def _runs(times: TimeColumns) -> pa.Array:
 
 def _instants(times: array[int]) -> pa.Array:
     column = to_arrow(times)
-    return pc.if_else(pc.equal(column, NO_TIME), None, column).cast(_INSTANT)
+    return pc.if_else(pc.equal(column, NO_TIME), None, column).cast(INSTANT)
 
 
 def rewrite_rows(rewritten: Iterable[tuple[str, int, int | None]]) -> pa.Table:
     """Return the rows of rewrites, given as path, version and last sequence if it is known."""
-    paths = [(path, at, MAX_SEQUENCE if last is None else last) for path, at, last in rewritten]
-    columns = {
-        "version": pa.array([version for _, version, _ in paths], pa.int64()),
-        "kind": pa.array([REWRITE] * len(paths), pa.string()),
-        "path": pa.array([path for path, _, _ in paths], pa.string()),
-        "last": pa.array([last for _, _, last in paths], pa.int64()),
-    }
-    return _table(len(paths), columns)
+    rows = [(path, at, MAX_SEQUENCE if last is None else last) for path, at, last in rewritten]
+    return _rows(REWRITE, ("path", "version", "last"), rows)
 
 
 def producer_number_rows(numbers: Iterable[tuple[str, int, int]]) -> pa.Table:
     """Return the rows of producers' numbers, given as app, number and version."""
-    listed = list(numbers)
-    columns = {
-        "version": pa.array([version for _, _, version in listed], pa.int64()),
-        "kind": pa.array([PRODUCER_NUMBER] * len(listed), pa.string()),
-        "app": pa.array([app for app, _, _ in listed], pa.string()),
-        "number": pa.array([number for _, number, _ in listed], pa.int64()),
-    }
-    return _table(len(listed), columns)
+    return _rows(PRODUCER_NUMBER, ("app", "number", "version"), list(numbers))
+
+
+def _rows(kind: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    columns = {"kind": pa.repeat(pa.scalar(kind), len(rows))}
+    for at, name in enumerate(names):
+        columns[name] = pa.array([row[at] for row in rows], COMMITS_SCHEMA.field(name).type)
+    return _table(len(rows), columns)
 
 
 def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
@@ -133,7 +125,6 @@ def _table(rows: int, columns: Mapping[str, pa.Array]) -> pa.Table:
 def of_kind(
     rows: pa.Table, wanted: pa.ChunkedArray, kind: str, *names: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield some columns of the wanted rows of one kind."""
     mask = pc.and_(wanted, pc.equal(rows["kind"], kind))
     return zip(*(rows[name].filter(mask).to_pylist() for name in names), strict=True)
 

@@ -178,7 +178,6 @@ class DeltaSink:
             self._check_own(table, write)
 
     def _check_own(self, table: DeltaTable, write: SinkWrite) -> None:
-        """Raise LeaseLost if the write that the table has is a fence."""
         if self._number(table, write, "/fence") >= write.number:
             raise LeaseLost(
                 f"the rows were not appended to {self.path}: another worker has the lease's "
@@ -281,7 +280,6 @@ def _is_of_rows(error: Exception) -> bool:
 
 
 def _misfits(rows: Any, table: DeltaTable) -> str:
-    """Return how the columns of rows differ from those of a table, for people."""
     import pyarrow as pa
 
     wanted = {column["name"]: column for column in json.loads(table.schema().to_json())["fields"]}

@@ -6,10 +6,12 @@ The files lie beside the ledgers, and no operation depends on them. So anybody m
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from heapq import nlargest
 from operator import attrgetter
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from spark_mq.delta.actions import LOG_FOLDER, parse_foreign
 from spark_mq.delta.object_store import ObjectStore, is_data_path
@@ -20,8 +22,8 @@ _FOLDER: Final = "_workers"  # Delta's VACUUM leaves folders with an underscore 
 OLD_SECONDS: Final = 86_400.0  # since the last write of a worker that was killed
 MAX_READ: Final = 1_000  # files of one group, the newest
 _MAX_BYTES: Final = 4_096
-_TEXTS: Final = ("worker_id", "host", "version", "state")  # the other values are numbers
 _MISSED: Final = 2  # a worker is gone after so many intervals without a write
+_Number = Annotated[int, msgspec.Meta(ge=EARLIEST, le=LATEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,13 @@ class Heartbeat:
 
     worker_id: str
     host: str
-    process_id: int
+    process_id: _Number
     version: str  # of spark_mq
-    started_at: int
-    seen_at: int
-    interval: int  # microseconds between two writes
+    started_at: _Number
+    seen_at: _Number
+    interval: _Number  # microseconds between two writes
     state: str  # "busy" if a handler had messages, else "idle"
-    settled: int  # messages that the worker has acked or rejected, in all of its groups
+    settled: _Number  # messages that the worker has acked or rejected, in all of its groups
 
     def is_gone(self, now: int) -> bool:
         """Return whether the worker has missed so many writes that it probably died."""
@@ -44,17 +46,10 @@ class Heartbeat:
 
     @classmethod
     def decode(cls, data: bytes) -> Heartbeat | None:
-        """Return what a file says, or None if it cannot be read."""
         try:
-            stored = parse_foreign(data.decode())
-            values = {field.name: stored[field.name] for field in fields(cls)}
-        except (ValueError, TypeError, KeyError, RecursionError):
+            return msgspec.convert(parse_foreign(data.decode()), cls)
+        except (ValueError, RecursionError, msgspec.MsgspecError):
             return None
-        numbers = [value for name, value in values.items() if name not in _TEXTS]
-        right = all(isinstance(values[name], str) for name in _TEXTS) and all(
-            type(number) is int and EARLIEST <= number <= LATEST for number in numbers
-        )
-        return cls(**values) if right else None
 
 
 def heartbeat_path(group: str, name: str) -> str:

@@ -20,17 +20,16 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.ranges import EVENT, RANGE_SCHEMA, SETTLED
+from spark_mq.parquet.schema import INSTANT
 from spark_mq.storage import archive_table
-from spark_mq.storage.archive_table import ArchiveTable, Batch, read_file
+from spark_mq.storage.archive_table import ArchiveTable, Batch, tables_disagree
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, GroupChange, LedgerCommit, events_of
 from spark_mq.storage.ledger_table import LedgerTable
-from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.util.clock import SECOND, to_datetime
 from spark_mq.util.columns import to_arrow
 
 BATCH: Final = 1_000  # ledger commits archived by one commit
 
-_INSTANT: Final = pa.timestamp("us", tz="UTC")
 _OF_RANGE: Final = [
     f for f in RANGE_SCHEMA if f.name not in ("suspect", "lease_size", "state", "sink_writes")
 ]
@@ -40,7 +39,7 @@ HISTORY_SCHEMA: Final = pa.schema(
         pa.field("day", pa.date32()),  # the partition
         pa.field("version", pa.int64()),  # of ``leases/``
         pa.field("ordinal", pa.int32()),  # the event's place in its commit
-        pa.field("committed_at", _INSTANT),
+        pa.field("committed_at", INSTANT),
         pa.field("consumer_group", pa.string()),
         pa.field("operation", pa.string()),
         pa.field("operation_id", pa.string()),
@@ -109,7 +108,7 @@ def _table(
         "day": of_commit((to_datetime(commit.at).date() for commit in commits), pa.date32()),
         "version": of_commit((commit.version for commit in commits), pa.int64()),
         "ordinal": to_arrow(ordinals).cast(pa.int32()),
-        "committed_at": of_commit((commit.at for commit in commits), pa.int64()).cast(_INSTANT),
+        "committed_at": of_commit((commit.at for commit in commits), pa.int64()).cast(INSTANT),
         "consumer_group": pc.coalesce(
             rows["consumer_group"], of_commit((change.group for change in changes), pa.string())
         ),
@@ -186,7 +185,6 @@ class HistoryTable(ArchiveTable):
         return archived
 
     def _next_batch(self, done: int, latest: int) -> Batch | None:
-        """Return the next commits that have rows and fit in memory."""
         while done < latest:
             up_to, size = min(latest, done + BATCH), 0
             parts = [HISTORY_SCHEMA.empty_table()]
@@ -234,13 +232,12 @@ class HistoryTable(ArchiveTable):
         return operation is None or known is None or known == _number_of(operation)
 
     def _operations(self, state: TableState) -> dict[int, str]:
-        tables = [read_file(self.files, file, HISTORY_SCHEMA) for file in state.files()]
+        tables = [self._read_file(file) for file in state.files()]
         rows = pa.concat_tables([HISTORY_SCHEMA.empty_table(), *tables])
         pairs = zip(rows["version"].to_pylist(), rows["operation_id"].to_pylist(), strict=True)
         return {version: operation for version, operation in pairs if operation}
 
     def truncate(self, up_to: int) -> None:
-        """Drop the rows of all ledger versions after one."""
         self.truncate_to(up_to, lambda _: self._check(up_to))
 
     def _check(self, up_to: int) -> list[tuple[str, int]]:

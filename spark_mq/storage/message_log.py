@@ -8,24 +8,27 @@ appends is a publisher. Most commits come from ``commits/``, the latest from the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from spark_mq.delta.actions import missing_commit_error
+from spark_mq.delta.actions import AddFile, log_path, missing_commit_error
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
-from spark_mq.delta.state import TableState
+from spark_mq.delta.state import LogListing, TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import checkpoint_soon
 from spark_mq.errors import CorruptLog
+from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import ORDINAL_BITS, FileSlice, MessageIndex, sequence
 from spark_mq.parquet.reader import MessageReader
+from spark_mq.storage.archive_table import tables_disagree
 from spark_mq.storage.commit_rows import file_columns
 from spark_mq.storage.commits_table import CommitsTable
 from spark_mq.storage.id_files import IdFiles
-from spark_mq.storage.log_recovery import tables_disagree
 from spark_mq.storage.published_files import PublishedFiles, commit_matches
 from spark_mq.storage.publishes import PublishReceipt
 from spark_mq.storage.shared_look import shared_look_for
@@ -36,6 +39,22 @@ from spark_mq.util.notifier import notifier_for
 RECENT_SECONDS: Final = 1.0
 # From so many files on, an index forgets what sweeps forgot. It asks again at twice as many.
 FORGET_FILES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """The planned recovery of the log of messages and its index."""
+
+    index: MessageIndex  # of the log's messages, without the gap
+    covered: int = -1  # the last version that ``commits/`` has
+    agreed: int = -1  # the last version up to which ``commits/`` and the log agree
+    gap: Interval | None = None  # sequences of commits that neither the log nor ``commits/`` has
+    unknown: Sequence[AddFile] = ()  # data files that no known commit added
+    published: PublishedFiles | None = None
+
+    @property
+    def unknown_rows(self) -> int:
+        return sum(file.rows or 0 for file in self.unknown)
 
 
 class MessageLog:
@@ -77,22 +96,25 @@ class MessageLog:
             return self.log.open()
 
     @property
+    def known_state(self) -> TableState:
+        """Return the table as of the last look."""
+        with wrap_store_errors(self.path, "reading"):
+            return self.log.state
+
+    @property
     def description(self) -> str | None:
         """Return the text that describes the queue as of the last look, or None."""
-        with wrap_store_errors(self.path, "reading"):
-            return self.log.state.description
+        return self.known_state.description
 
     @property
     def table_id(self) -> str:
         """Return the table's id. A table made again has another one."""
-        with wrap_store_errors(self.path, "reading"):
-            return self.log.state.table_id
+        return self.known_state.table_id
 
     @property
     def trimmed(self) -> int:
         """Return the last trimmed sequence as of the last look, or -1."""
-        with wrap_store_errors(self.path, "reading"):
-            return self.log.state.txns.get(TRIMMED, -1)
+        return self.known_state.txns.get(TRIMMED, -1)
 
     def expect(self, reached: Callable[[bool], int]) -> None:
         """Refuse a log, from now on, that the ledgers are ahead of."""
@@ -224,7 +246,6 @@ class MessageLog:
         return self._published.index.version > before
 
     def _check_commits(self, rows: pa.Table, upto: int) -> None:
-        """Raise TablesDisagree if ``commits/`` describes another log."""
         latest = self.log.state.version
         if upto > latest:  # a sweep may have read later commits since this process looked
             latest = self.log.refresh().version
@@ -239,6 +260,33 @@ class MessageLog:
             reason = f"version {upto} of messages/ differs from the one in commits/"
             raise tables_disagree(self.commits.path, reason)
 
+    def plan_recovery(self) -> LogPlan:
+        """Compare the log with ``commits/``, and index what they have. Change nothing."""
+        log, commits, published = self.log, self.commits, self.none_published()
+        with wrap_store_errors(self.path, "reading"):
+            latest = log.refresh().version
+            rows, covered = commits.read_after() or (None, -1)
+            agreed = min(covered, latest)
+            if rows is not None:
+                agreed = _agreed(log, rows, agreed)
+                forgotten = commits.forgotten()
+                if forgotten[0] < sequence(agreed + 1, 0):
+                    published.forget_as(*forgotten)
+                    known = rows.filter(pc.less_equal(rows["version"], agreed))
+                    published.load_rows(known, agreed)
+                else:
+                    agreed = -1  # it has forgotten more than both agree on
+            gap = _gap(log, agreed, latest)
+            for commit in log.following(gap[1] + 1 if gap else agreed + 1):
+                published.apply(commit)
+            if gap is None:
+                return LogPlan(published.index, covered, agreed, published=published)
+            files = DeltaLog(self.files).refresh().files()
+        unknown = [file for file in files if not published.knows(file.path)]
+        unknown.sort(key=lambda file: (file.modified, file.path))
+        within = sequence(gap[0], 0), sequence(gap[1] + 1, 0) - 1
+        return LogPlan(published.index, covered, agreed, within, unknown, published)
+
     # -- one commit, and the messages
 
     def look(self) -> TableState:
@@ -247,9 +295,7 @@ class MessageLog:
             return self.log.refresh()
 
     def last_number(self, app: str) -> int | None:
-        """Return the number last committed for `app`, or None."""
-        with wrap_store_errors(self.path, "reading"):
-            return self.log.refresh().txns.get(app)
+        return self.look().txns.get(app)
 
     def receipt(self, app: str, number: int) -> PublishReceipt | None:
         """Return the receipt of a number, or None without its commit."""
@@ -276,3 +322,25 @@ class MessageLog:
         reader = MessageReader(self.files, columns)
         for piece in slices:
             yield piece, reader.read(piece)
+
+
+def _agreed(log: DeltaLog, rows: pa.Table, upto: int) -> int:
+    """Return the last version up to which the log and ``commits/`` agree."""
+    agreed, version = upto, upto
+    while version >= 0:
+        try:
+            commit = log.read_commit(version)
+        except FileNotFoundError:  # cleaned, and all before it
+            break
+        if not commit_matches(rows, commit):
+            agreed = version - 1
+        version -= 1
+    return agreed
+
+
+def _gap(log: DeltaLog, covered: int, latest: int) -> Interval | None:
+    """Return the versions after `covered` that the log lacks, or None."""
+    if covered >= latest or log.store.exists(log_path(covered + 1)):
+        return None
+    later = (version for version in LogListing.of(log.store).commits if version > covered)
+    return covered + 1, min(later) - 1

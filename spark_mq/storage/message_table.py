@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,9 +27,7 @@ from spark_mq.storage.id_files import (
     head_of,
     new_name,
 )
-from spark_mq.storage.leftovers import clean_leftovers, fence_in, has_leftovers
-from spark_mq.storage.log_recovery import LogPlan, plan_recovery
-from spark_mq.storage.message_log import MessageLog
+from spark_mq.storage.message_log import LogPlan, MessageLog
 from spark_mq.storage.publishes import (
     NOTHING_MET,
     Met,
@@ -37,8 +36,15 @@ from spark_mq.storage.publishes import (
     check_txn,
     fence_of,
 )
-from spark_mq.storage.stored_batches import check_open
-from spark_mq.storage.table_cleanup import clean_ids, clean_message_tables, drop_files
+from spark_mq.storage.stored_entries import check_open
+from spark_mq.storage.table_cleanup import (
+    clean_ids,
+    clean_leftovers,
+    clean_message_tables,
+    drop_files,
+    fence_in,
+    has_leftovers,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +124,7 @@ class MessageTable(MessageLog):
         none. `note` is the commit's account of itself. `check` may raise for the state before the
         commit, in the same transaction.
         """
-        publish = _Publish(self, pending, txn=txn, after=after, note=note, check=check)
+        publish = _Publish(self, pending, txn, after, note, check)
         with wrap_store_errors(self.path, "publishing to"):
             receipt = publish.run()
         self.notifier.notify()
@@ -162,15 +168,13 @@ class MessageTable(MessageLog):
             return self.load_ids(self.log.refresh()).latest(ids)
 
     def clean_ids(self) -> int:
-        """Delete the files of ids that no publish needs. Return their number."""
         with wrap_store_errors(self.path, "cleaning"):
             return clean_ids(self.log, self.ids)
 
     @property
     def fence(self) -> int:
         """Return the last list of leftovers as of the last look, for a file to be written."""
-        with wrap_store_errors(self.path, "reading"):
-            return fence_in(self.log.state.txns)
+        return fence_in(self.known_state.txns)
 
     def write_file(self, table: pa.Table) -> WrittenFile:
         """Write messages as a data file for a later commit. Raise StorageError."""
@@ -179,7 +183,6 @@ class MessageTable(MessageLog):
     # -- keeping the table small
 
     def clean_leftovers(self) -> int:
-        """Delete old data files that no commit names. Return their number."""
         with wrap_store_errors(self.path, "cleaning"):
             return clean_leftovers(self.log, self.published)
 
@@ -205,13 +208,7 @@ class MessageTable(MessageLog):
             published.forget(up_to)
         self.commits.index(published, IDLE_COMMITS, keep_since=keep_since)
 
-    def plan_recovery(self) -> LogPlan:
-        """Compare the log with ``commits/``. Change nothing."""
-        with wrap_store_errors(self.path, "reading"):
-            return plan_recovery(self.log, self.commits, self.none_published())
-
     def publish_again(self, plan: LogPlan) -> None:
-        """Publish the files that no known commit added."""
         change = Change(uuid.uuid4().hex, {"operation": "publish again"}, adds=plan.unknown)
         with wrap_store_errors(self.path, "publishing to"):
             self.log.commit(change, self.log.refresh().version)
@@ -234,31 +231,25 @@ class MessageTable(MessageLog):
         return self.commits.progress()
 
     def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
-        """Delete old commits that ``commits/`` has. Return the number of files."""
         with wrap_store_errors(self.path, "cleaning"):
             return clean_message_tables(self.log, self.commits, keep_versions, keep_seconds)
 
 
+@dataclass(slots=True)
 class _Publish:
     """One publish. Its check for duplicates and its commit are one transaction."""
 
-    def __init__(
-        self,
-        table: MessageTable,
-        pending: PendingPublish,
-        *,
-        txn: tuple[str, int] | None,
-        after: int | None,
-        note: Mapping[str, Any] | None,
-        check: Callable[[TableState], None] | None,
-    ) -> None:
-        self._table, self._pending = table, pending
-        self._txn, self._after, self._note, self._check = txn, after, note, check
-        self._window: IdWindow | None = None  # written by the last try
+    table: MessageTable
+    pending: PendingPublish
+    txn: tuple[str, int] | None
+    after: int | None
+    note: Mapping[str, Any] | None
+    check: Callable[[TableState], None] | None
+    window: IdWindow | None = None  # written by the last try
 
     def run(self) -> PublishReceipt:
         """Publish the messages that are no duplicates. Each lost race is computed again."""
-        table, pending = self._table, self._pending
+        table, pending = self.table, self.pending
         pending.fence = fence_in(table.log.state.txns)
         if not pending.ids:
             pending.files()  # before the look at the log, so that fewer commits land after it
@@ -267,35 +258,35 @@ class _Publish:
             return done
         files, met = pending.tried[-1]
         pending.landed = files
-        if self._window is not None:
-            table.ids.landed(self._window, version)
+        if self.window is not None:
+            table.ids.landed(self.window, version)
         return PublishReceipt.of_files(version, files, met)
 
     def _compute(self, state: TableState) -> tuple[Change | None, PublishReceipt | None]:
-        pending = self._pending
-        self._table.check_expected(state.version)
+        pending = self.pending
+        self.table.check_expected(state.version)
         if (landed := self._landed()) is not None:
             return None, landed  # the reply was lost
         self._forget_try()
-        if self._check is not None:
-            self._check(state)
-        if self._txn is not None:
-            check_txn(state.txns.get(self._txn[0]), self._txn, self._after)
+        if self.check is not None:
+            self.check(state)
+        if self.txn is not None:
+            check_txn(state.txns.get(self.txn[0]), self.txn, self.after)
         if pending.batch is not None:
-            check_open(state, pending.batch, self._table.path)
-        window = self._table.load_ids(state) if pending.ids else NO_IDS
+            check_open(state, pending.batch, self.table.path)
+        window = self.table.load_ids(state) if pending.ids else NO_IDS
         met = pending.meet(window)
         files = pending.files(met.duplicates)
         if not files:
             receipt = PublishReceipt.of_duplicates(met.duplicates)
-            return (self._change(()) if self._txn else None), receipt
-        if has_leftovers(self._table.files, fence_in(state.txns), files):
+            return (self._change(()) if self.txn else None), receipt
+        if has_leftovers(self.table.files, fence_in(state.txns), files):
             pending.fence = fence_in(state.txns)
             pending.write_again()
             files = pending.files(met.duplicates)
         fresh = pending.fresh(met.duplicates)
         if fresh:  # else only messages without an id are left
-            self._window = window.with_ids(
+            self.window = window.with_ids(
                 new_name(), fresh, pending.now, pending.since, self._asker()
             )
         change = self._change(files, met)
@@ -304,7 +295,7 @@ class _Publish:
 
     def _asker(self) -> AskHeld | None:
         """Return what says which older ids to keep: all, if a ledger cannot be read."""
-        ask = self._pending.ask
+        ask = self.pending.ask
         if ask is None:
             return None
 
@@ -312,24 +303,24 @@ class _Publish:
             try:
                 return ask(sequences)
             except (CorruptLog, TablesDisagree) as error:
-                _log.debug("no ids of %s were forgotten: %s", self._table.path, error)
+                _log.debug("no ids of %s were forgotten: %s", self.table.path, error)
                 return Held(-1, set(sequences))
 
         return ask_or_keep
 
     def _change(self, files: Sequence[WrittenFile], met: Met = NOTHING_MET) -> Change:
         """Return the commit that publishes files. It syncs the new ids before."""
-        txns, companions = [] if self._txn is None else [self._txn], list[str]()
-        if self._window is not None:
-            companions.append(self._table.ids.write(self._window))
-            txns.append((DEDUP_APP, self._window.blocks[0].ref.name))
-        batch = {} if self._pending.batch is None else {BATCH_TAG: self._pending.batch}
+        txns, companions = [] if self.txn is None else [self.txn], list[str]()
+        if self.window is not None:
+            companions.append(self.table.ids.write(self.window))
+            txns.append((DEDUP_APP, self.window.blocks[0].ref.name))
+        batch = {} if self.pending.batch is None else {BATCH_TAG: self.pending.batch}
         tags = [{**file.tags, **batch} for file in files]
         if met.replaces:  # one file names them for the whole commit
             tags[0][REPLACES_TAG] = met.replaced_text
         return Change(
             uuid.uuid4().hex,
-            self._note or {"operation": "publish"},
+            self.note or {"operation": "publish"},
             adds=[
                 AddFile(f.path, f.size, f.rows, stats=f.stats, tags=own)
                 for f, own in zip(files, tags, strict=True)
@@ -337,19 +328,18 @@ class _Publish:
             txns=txns,
             unsynced=not all(file.synced for file in files),
             companions=companions,
-            version_app=None if self._window is None else DEDUP_VERSION_APP,
+            version_app=None if self.window is None else DEDUP_VERSION_APP,
         )
 
     def _landed(self) -> PublishReceipt | None:
-        for files, met in self._pending.tried:
-            version = self._table.published().version_of(files[0].path)
+        for files, met in self.pending.tried:
+            version = self.table.published().version_of(files[0].path)
             if version is not None:
-                self._pending.landed = files
+                self.pending.landed = files
                 return PublishReceipt.of_files(version, files, met)
         return None
 
     def _forget_try(self) -> None:
-        """Delete the ids of a try that lost its race."""
-        if self._window is not None:
-            self._table.ids.delete(self._window)
-            self._window = None
+        if self.window is not None:
+            self.table.ids.delete(self.window)
+            self.window = None

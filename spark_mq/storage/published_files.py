@@ -58,13 +58,11 @@ class PublishedFiles:
         self, files: ObjectStore, path: str, active: Callable[[str], bool], lanes: int = 0
     ) -> None:
         self.index = MessageIndex(lanes=lanes)
-        self.producer_numbers: dict[
-            str, tuple[int, int]
-        ] = {}  # app -> its latest number, and the version of that
+        # By app: its latest number, and the version of that.
+        self.producer_numbers: dict[str, tuple[int, int]] = {}
         self._files, self._path, self._active = files, path, active
-        self._rewritten: dict[
-            str, tuple[int, int | None]
-        ] = {}  # path -> version, and the last sequence in it, at most, if known
+        # By path: the version, and the last sequence in it, at most, if known.
+        self._rewritten: dict[str, tuple[int, int | None]] = {}
 
     def matches(self, commit: Commit) -> bool:
         """Return whether this is the applied commit of its version."""
@@ -80,7 +78,6 @@ class PublishedFiles:
         return path in self._rewritten or self.index.files.find(path) is not None
 
     def version_of(self, path: str) -> int | None:
-        """Return the version that published a file, or None."""
         place = self.index.files.find(path)
         return None if place is None else self.index.files.first_at(place) >> ORDINAL_BITS
 
@@ -192,7 +189,6 @@ class PublishedFiles:
         return self._rewritten.get(path, (0, None))[1]
 
     def _check_paths(self, commit: Commit) -> None:
-        """Raise CorruptLog if a commit adds a file outside of the table."""
         for add in commit.adds:
             if not is_data_path(add.path):
                 path = short_repr(add.path)
@@ -273,7 +269,6 @@ class PublishedFiles:
 
 
 def _begun(files: FileList, version: int) -> int:
-    """Return the number of files of the commits before a version."""
     return files.begun_at(sequence(version, 0) - 1)
 
 

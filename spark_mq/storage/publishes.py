@@ -5,14 +5,16 @@ Some messages may have dedup ids, and some of these may be duplicates.
 
 from __future__ import annotations
 
+import reprlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
@@ -125,17 +127,15 @@ class PendingPublish:
         return {hashed: row for hashed, row in zip(left, rows, strict=True) if hashed is not None}
 
     def discard(self, keep: Sequence[WrittenFile] = ()) -> None:
-        """Delete the files that no commit will ever name."""
         kept = {file.path for file in keep}
         discard_files(self._store, (file for file in self._written if file.path not in kept))
 
     def _make(self, duplicates: set[int]) -> Iterator[WrittenFile]:
-        """Write the files of all messages but the duplicates."""
         first = 0
         for part in self._given:
             rows = range(first, first + _count(part))
             first = rows.stop
-            if duplicates.issuperset(rows):  # also if there are none
+            if duplicates.issuperset(rows):  # even if there are none
                 continue
             if isinstance(part, WrittenFile) and duplicates.isdisjoint(rows):
                 yield part
@@ -153,7 +153,6 @@ class PendingPublish:
 
 
 def _replaced_text(replaces: Mapping[int, int]) -> str:
-    """Return the text for the commit. Raise InvalidOption if it is too long."""
     text = encode_replaced(replaces.values())
     if len(text) > MAX_REPLACED_BYTES:
         count = len(replaces)
@@ -187,7 +186,7 @@ class PublishReceipt:
 
     ``version`` is the version of ``messages/``. ``sequences`` are in the order of the given
     messages. They behave as a ``range`` and equal a list of the same numbers. In a queue with lanes
-    or priorities, they are a sequence that equals such a list.
+    or priorities, they are such a list.
 
     ``duplicate`` means that the call published nothing, because its number or a higher one had
     landed before (``on_duplicate="skip"``), or all of its dedup ids had. For the producer's latest
@@ -196,7 +195,7 @@ class PublishReceipt:
     """
 
     version: int | None
-    sequences: Sequence[int]
+    sequences: Sequence[int] = field(hash=False)
     duplicate: bool = False
     duplicates: tuple[int, ...] = ()
     """Positions of the given messages that had been published before. They have no sequence."""
@@ -230,14 +229,13 @@ class PublishReceipt:
 
     @classmethod
     def of_duplicates(cls, duplicates: Mapping[int, int]) -> PublishReceipt:
-        """Return the receipt of a publish of duplicates only."""
         return cls(None, range(0), duplicate=True).with_duplicates(duplicates)
 
     def sorted_by(self, places: pa.Array | None) -> PublishReceipt:
         """Return the receipt with sorted messages. `places` has the row of each, or None."""
         if places is None:
             return self
-        return replace(self, sequences=PermutedSequences(self.sequences[0], places))
+        return replace(self, sequences=_Sequences(pc.add(places, self.sequences[0]).to_pylist()))
 
     def with_duplicates(self, duplicates: Mapping[int, int]) -> PublishReceipt:
         """Return the receipt with what :meth:`IdWindow.duplicates` returns."""
@@ -279,43 +277,11 @@ class PublishReceipt:
             object.__setattr__(self, "sequences", SequenceRange(self.sequences))
 
 
-class PermutedSequences(Sequence[int]):
-    """The sequences of sorted messages in the order given. `places` has the row of each message."""
-
-    __slots__ = ("_first", "_places")
-
-    def __init__(self, first: int, places: pa.Array) -> None:
-        self._first, self._places = first, places
+class _Sequences(list[int]):
+    """The sequences of sorted messages in the order given."""
 
     def __repr__(self) -> str:
-        return f"PermutedSequences({list(self[:10])}{', ...' if len(self) > 10 else ''})"
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-
-    def __getitem__(self, at: int | slice) -> int | list[int]:
-        if isinstance(at, slice):
-            wanted = range(*at.indices(len(self)))
-            places = self._places.take(pa.array(wanted, pa.int64())).to_pylist()
-            return [self._first + place for place in places]
-        place: int = self._places[range(len(self))[at]].as_py()
-        return self._first + place
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, PermutedSequences):
-            return self._first == other._first and bool(self._places.equals(other._places))
-        if isinstance(other, list):
-            return self[:] == other
-        return NotImplemented
-
-    def __hash__(self) -> int:
-        return hash((self._first, len(self)))
+        return reprlib.repr(self[:10])  # a publish may have a million
 
 
 def check_txn(last: int | None, txn: tuple[str, int], after: int | None = None) -> None:
@@ -344,7 +310,6 @@ def check_txn(last: int | None, txn: tuple[str, int], after: int | None = None) 
 
 
 def producer_txn(producer_id: str) -> str:
-    """Return the app id of a producer's numbers in ``messages/``."""
     return "spark_mq.producer:" + validate_name("producer_id", producer_id)
 
 

@@ -70,5 +70,4 @@ _looks: Final = OnePerKey(SharedLook)
 
 
 def shared_look_for(path: str) -> SharedLook:
-    """Return this process's only shared look for a table's path."""
     return _looks.get(path)

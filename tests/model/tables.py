@@ -29,7 +29,7 @@ from spark_mq.storage.ledger_files import (
     to_rows,
 )
 from spark_mq.storage.ledger_table import HORIZON
-from spark_mq.storage.log_recovery import LogPlan
+from spark_mq.storage.message_log import LogPlan
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.publishes import Met, PendingPublish, check_txn
 from spark_mq.util.backoff import Backoff
