@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
-from support.harness import Stream, finish, make_queue, numbered, start, until, values
+from support.harness import Stream, finish, numbered, start, until, values
 from support.tables import group_ledger_of
 
 from spark_mq import Message, Queue
@@ -103,59 +102,6 @@ def test_a_batch_whose_rows_a_filter_dropped_entirely_is_acked(
     stream.settle_with(lambda batch, lease: reached.append(batch.count()), frame=frame)
     assert reached == [2], "the function of a batch without a row has nothing to do"
     assert stream.group.stats().acked == 4
-
-
-@pytest.mark.slow
-def test_what_ack_manual_never_saw_for_a_filter_expires_too(stream: Stream, queue: Queue) -> None:
-    queue.publish(numbered(3))
-    called: list[int] = []
-    each = stream.group.for_each_batch(
-        lambda batch, lease: called.append(batch.count()), ack="manual"
-    )
-    stream.run(each, frame=stream.frame().where("false"))
-    assert called == []
-    stats = stream.group.stats()
-    assert (stats.acked, stats.leased) == (0, 3)
-
-
-@pytest.mark.slow
-def test_progress_tells_what_is_ready_and_why_nothing_may_be_leased(
-    spark: Any, tmp_path: Path
-) -> None:
-    queue = make_queue(tmp_path / "queue", max_in_flight=2)
-    queue.publish(numbered(5))
-    other = queue.group("g").lease("other", max_messages=2)
-    assert other is not None
-    blocked = Stream(spark, queue, tmp_path / "checkpoint")
-    query = blocked.start(lambda batch, _: None, available_now=False)
-
-    def reported() -> Any:
-        latest = [
-            json.loads(p["sources"][0]["latestOffset"] or "{}")
-            for p in query.recentProgress
-            if p["sources"]
-        ]
-        return next((said for said in latest if said.get("blocked_because")), None)
-
-    said = until(reported, "the progress says what blocks")
-    assert said.pop("oldest_unsettled_age") >= 0
-    assert said == {
-        "source": "spark_mq",
-        "queue": queue.path,
-        "group": "g",
-        "ready": 3,
-        "delayed": 0,
-        "leased": 2,
-        "dead": 0,
-        "blocked": 0,
-        "isolating": 0,
-        "isolation_leases": 0,
-        "blocked_because": "max_in_flight",
-        "breaker": "closed",
-    }
-    other.ack()
-    until(lambda: queue.group("g").stats().acked == 5, "the rest went on once it was settled")
-    query.stop()
 
 
 def test_a_continuous_query_picks_up_what_is_published_while_it_runs(

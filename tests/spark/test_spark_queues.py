@@ -5,7 +5,6 @@ Also verdicts on single rows in foreachBatch.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -111,23 +110,6 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
         stats = queue.group("g").stats()
         assert (stats.acked, stats.dead, stats.ready, stats.leased) == (2, 1, 0, 0)
     assert [int(n) for _, n in sink.batches] == [1, 2]
-
-
-def test_a_batch_read_of_two_queues_shows_all_messages_with_their_queue(
-    spark: Any, both: tuple[Queue, Queue]
-) -> None:
-    paths = json.dumps([queue.path for queue in both])
-    found = (
-        spark.read.format("spark_mq")
-        .option("path", paths)
-        .load()
-        .groupBy("queue", "state")
-        .count()
-        .collect()
-    )
-    assert sorted((row["queue"], row["state"], row["count"]) for row in found) == sorted(
-        (q.path, "unread", 3) for q in both
-    )
 
 
 # -- verdicts on single rows

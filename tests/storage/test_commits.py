@@ -450,21 +450,6 @@ def test_two_sweeps_at_once_write_each_commit_down_once(
     )
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [FileExistsError("412 Precondition Failed"), OSError("connection reset")],
-    ids=["race", "network"],
-)
-def test_a_write_whose_reply_was_lost_is_not_repeated(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, lie: Exception
-) -> None:
-    queue.publish("a")
-    wrapper = on_commit(monkeypatch, "commits", fail=lie)
-    index_commits(queue)
-    assert wrapper.calls == 1
-    assert counted(queue) == [1]
-
-
 @pytest.mark.parametrize("step", ["create", "before the commit", "after the commit"])
 def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, step: str

@@ -283,26 +283,6 @@ def test_a_ledger_commit_that_landed_is_not_repeated(
     assert queue.group().stats().leased == and_then
 
 
-def test_a_lease_that_landed_is_held(
-    queue: Queue, on_ledger_write: Callable[..., Injected]
-) -> None:
-    queue.publish(["a", "b"])
-    queue.group().ensure()
-    on_ledger_write(fail=LIES[0])
-    mine = lease(queue, 1)
-    assert operations(queue) == ["create group", "lease"]
-    assert [m.delivery_count for m in mine.messages] == [1]
-    assert mine.ack() == SettleResult(1)
-
-
-def test_a_group_that_was_made_is_made(
-    queue: Queue, on_ledger_write: Callable[..., Injected]
-) -> None:
-    on_ledger_write(fail=LIES[0])
-    queue.group("g").ensure()
-    assert operations(queue, "g") == ["create group"]
-
-
 @pytest.mark.parametrize("lie", LIES, ids=["as a lost race", "as a network error"])
 @pytest.mark.parametrize(
     "producer", [{}, {"producer_id": "p", "producer_sequence": 1}], ids=["plain", "with a number"]

@@ -127,12 +127,6 @@ def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(
     assert getattr(late.group(), verb)(lease.lease_id).settled == 2
 
 
-def test_messages_that_were_just_published_are_leased(queue: Queue, late: Queue) -> None:
-    assert late.group().lease("w") is None
-    queue.publish(["a"])
-    assert late.group().lease("w") is not None
-
-
 @pytest.mark.parametrize("fault", [None, AFTER, RESET])
 def test_a_publish_lands_once_and_behind_what_others_have_published(
     queue: Queue, late: Queue, proxy: FaultyStore, fault: str | None
@@ -145,24 +139,6 @@ def test_a_publish_lands_once_and_behind_what_others_have_published(
     lease = queue.group().lease("w", max_messages=10)
     assert [m.value for m in lease.messages] == [b"a", b"b", b"c"]
     assert late.last_producer_sequence("p") == 1
-
-
-@pytest.mark.parametrize("fault", [AFTER, RESET])
-def test_a_commit_whose_reply_is_lost_is_found(
-    queue: Queue, late: Queue, proxy: FaultyStore, fault: str
-) -> None:
-    queue.publish(["a", "b"])
-    late.group().ensure()
-    proxy.once(fault, "PUT", "leases/_delta_log")
-    lease = late.group().lease("w", max_messages=1)
-    assert lease.messages[0].delivery_count == 1
-    assert queue.group().stats().leased == 1
-    proxy.once(fault, "PUT", "leases/_delta_log")
-    assert lease.ack().settled == 1
-    proxy.once(fault, "PUT", "messages/_delta_log")
-    receipt = late.publish(["c"])
-    assert messages_of(queue).index().total == 3
-    assert receipt.version == 2
 
 
 def test_a_queue_that_was_just_made_is_there(remote: RemoteStore, proxy: FaultyStore) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from support.clocks import PAUSES, MachineClocks
+from support.clocks import MachineClocks
 from support.limits import Limits
 from support.thrift import decode
 
@@ -134,14 +133,6 @@ def test_no_table_is_none_to_open_and_an_error_to_refresh(tmp_path: Path) -> Non
         log.refresh()
 
 
-def test_a_follower_sees_commits_of_others(store: InjectedStore, log: DeltaLog) -> None:
-    assert log.refresh().version == 0
-    other(store, change("one"), change("two", "b"))
-    state = log.refresh()
-    assert (state.version, state.operation_id) == (2, "two")
-    assert list(state.partition({"part": "b"})) == ["part=b/two.parquet"]
-
-
 @pytest.mark.parametrize("track_files", [True, False])
 def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(
     store: InjectedStore, track_files: bool
@@ -199,18 +190,6 @@ def test_a_hint_to_a_checkpoint_behind_the_cleaned_log_finds_the_newer_one(
     for version in range(3):
         store.delete(log_path(version))
     assert DeltaLog(store).refresh().version == 3
-
-
-def test_a_torn_checkpoint_loses_nothing_while_the_commits_are_there(store: InjectedStore) -> None:
-    other(store, change("one"))
-    write_checkpoint(store)
-    torn = f"_delta_log/{1:020d}.checkpoint.parquet"
-    store.write(torn, store.read(torn)[:100])
-    other(store, change("two"))
-    assert paths(DeltaLog(store)) == {"part=a/one.parquet", "part=a/two.parquet"}
-    store.delete(log_path(0))
-    with pytest.raises(CorruptLog, match=r"checkpoint .* cannot be read"):
-        DeltaLog(store).refresh()
 
 
 def without(name: str, field: str) -> Callable[[pa.Table], pa.Table]:
@@ -284,16 +263,6 @@ def test_a_handle_survives_a_cleaning_beyond_it(store: InjectedStore, log: Delta
     assert log.generation == 2
 
 
-def test_a_table_made_again_is_noticed(store: InjectedStore, log: DeltaLog, tmp_path: Path) -> None:
-    other(store, change("one"))
-    log.refresh()
-    os.rename(tmp_path / "table", tmp_path / "old")
-    create_table(ObjectStore(store.root), SCHEMA, description="again")
-    other(store, change("one"), change("two"))
-    with pytest.raises(NotAQueue, match="created again after"):
-        log.refresh()
-
-
 def test_a_table_made_again_and_longer_is_noticed_right_after_an_own_commit(
     store: InjectedStore, log: DeltaLog, tmp_path: Path
 ) -> None:
@@ -334,30 +303,6 @@ def test_a_table_that_may_be_made_again_is_opened_again(
     assert (state.version, state.description) == (0, "again")
 
 
-def test_a_gap_is_refused_by_whoever_opens_the_table(store: InjectedStore) -> None:
-    other(store, change("one"), change("two"), change("three"))
-    store.delete(log_path(2))
-    with pytest.raises(CorruptLog, match=r"commit 2 .* is missing from its log"):
-        DeltaLog(ObjectStore(store.root)).refresh()
-
-
-def test_a_log_that_went_back_is_refused(store: InjectedStore, log: DeltaLog) -> None:
-    other(store, change("one"), change("two"))
-    log.refresh()
-    store.delete(log_path(2))
-    with pytest.raises(CorruptLog, match=r"commit 2 .* is missing from its log"):
-        log.refresh()
-
-
-def test_a_gap_is_refused(store: InjectedStore, log: DeltaLog, limits: Limits) -> None:
-    limits(gap_check_seconds=0)
-    log.refresh()
-    other(store, change("one"), change("two"))
-    store.delete(log_path(1))
-    with pytest.raises(CorruptLog, match=r"commit 1 .* is missing from its log"):
-        log.refresh()
-
-
 @pytest.mark.parametrize(
     "action",
     [
@@ -383,13 +328,6 @@ def test_a_feature_that_comes_later_is_refused_by_an_open_handle(
             log.refresh()
 
 
-def test_a_commit_that_is_no_json_is_named(store: InjectedStore, log: DeltaLog) -> None:
-    log.refresh()
-    ObjectStore(store.root).create(log_path(1), b"\x00garbage")
-    with pytest.raises(CorruptLog, match="commit 1 of"):
-        log.refresh()
-
-
 def test_a_partition_is_read_at_the_version_that_it_had(
     store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,17 +349,6 @@ def test_a_partition_is_read_at_the_version_that_it_had(
 
 
 # -- the conflict rule
-
-
-def test_commits_of_other_partitions_pass(store: InjectedStore, log: DeltaLog) -> None:
-    base = log.refresh().version
-    other(store, change("one", "b"), change("two", "c"))
-    assert log.commit(change("mine", partitions=[{"part": "a"}]), base) == 3
-    assert paths(DeltaLog(store)) == {
-        "part=b/one.parquet",
-        "part=c/two.parquet",
-        "part=a/mine.parquet",
-    }
 
 
 METADATA = {"id": "other", "schemaString": "{}", "partitionColumns": [], "configuration": {}}
@@ -506,16 +433,6 @@ def fails(error: OSError) -> Callable[..., None]:
         raise error
 
     return create
-
-
-@pytest.mark.parametrize("error", [FileExistsError("412"), OSError("500"), TimeoutError("reset")])
-def test_a_put_that_landed_without_its_reply_is_a_success(
-    store: InjectedStore, log: DeltaLog, error: OSError
-) -> None:
-    base = log.refresh().version
-    store.injected["create"] = [lands_then(error)]
-    assert log.commit(change("mine"), base) == 1
-    assert DeltaLog(store).refresh().version == 1
 
 
 def test_a_put_that_failed_changes_nothing(store: InjectedStore, log: DeltaLog) -> None:
@@ -630,19 +547,6 @@ def test_a_failed_put_on_a_number_that_another_writer_took_is_a_race(
     assert DeltaLog(store).refresh().operation_id == "mine"
 
 
-def test_two_writers_on_one_number(store: InjectedStore, log: DeltaLog) -> None:
-    base = log.refresh().version
-
-    def create(real: Callable[[], None], *_: Any) -> None:
-        other(store, change("theirs"))
-        real()
-
-    store.injected["create"] = [create]
-    with pytest.raises(CommitConflict):
-        log.commit(change("mine", partitions=[{"part": "a"}]), base)
-    assert paths(DeltaLog(store)) == {"part=a/theirs.parquet"}
-
-
 # -- a writer frozen across a cleaning
 
 
@@ -651,24 +555,6 @@ def clean_to(store: ObjectStore, version: int) -> None:
     for old in range(version):
         store.delete(log_path(old))
         store.delete(f"_delta_log/{old:020d}.checkpoint.parquet")
-
-
-def test_a_writer_frozen_across_a_cleaning_withdraws_its_commit(
-    store: InjectedStore, log: DeltaLog
-) -> None:
-    base = log.refresh().version
-
-    def frozen(real: Callable[[], None], *_: Any) -> None:
-        other(store, *(change(f"theirs-{n}") for n in range(5)))
-        write_checkpoint(store)
-        clean_to(store, 5)
-        real()  # number 1 is free again
-
-    store.injected["create"] = [frozen]
-    with pytest.raises(CommitConflict, match="cleaned beyond"):
-        log.commit(change("mine"), base)
-    assert not store.exists(log_path(1))
-    assert "part=a/mine.parquet" not in paths(DeltaLog(store))
 
 
 @pytest.mark.parametrize("kept_from", [1, 2, 3])
@@ -777,31 +663,6 @@ def on_clocks(store: InjectedStore) -> tuple[DeltaLog, RemoteStore, MachineClock
         put(log, name)
     assert log.only_writer
     return log, remote, clocks
-
-
-@pytest.mark.parametrize("pause", PAUSES)
-@pytest.mark.parametrize("when", ["before the look", "after the look"])
-def test_a_writer_over_a_store_that_slept_across_a_cleaning_commits_at_the_end(
-    store: InjectedStore, when: str, pause: str
-) -> None:
-    log, _, clocks = on_clocks(store)
-    slept: list[int] = []
-
-    def sleep() -> None:
-        others_commit_and_clean(store)
-        clocks.move(*PAUSES[pause])
-        slept.append(1)
-
-    def compute(state: Any) -> tuple[Change, None]:
-        if when == "after the look" and not slept:
-            sleep()
-        return change("mine"), None
-
-    if when == "before the look":
-        sleep()
-    assert log.transact(compute)[0] == 9
-    assert not store.exists(log_path(4))
-    assert "part=a/mine.parquet" in paths(DeltaLog(store))
 
 
 def test_a_wall_clock_that_is_set_costs_a_look_and_no_more(store: InjectedStore) -> None:
@@ -952,8 +813,3 @@ def test_parsed_commits_are_as_readers_of_the_log_have_them(
             )
         assert left == right, name
     assert parse_commit(1, store.read(log_path(1)), "t").adds == read.adds
-
-
-def test_a_store_travels_to_another_process(store: InjectedStore) -> None:
-    plain = ObjectStore(store.root)
-    assert DeltaLog(pickle.loads(pickle.dumps(plain))).refresh().version == 0

@@ -84,36 +84,6 @@ def test_a_lowered_limit_applies_before_the_next_delivery():
 # -- replays of a stream's batch
 
 
-def test_a_replay_takes_over_what_its_batch_holds_and_counts_it():
-    group = Group()
-    group.lease("s/1/x", 3)
-    group.lease("s/11/x", 2)
-    group.settle(ACK, "s/1/x", [0])
-    assert group.replay_batch("s/1/y") == 2
-    assert group.at(1) == having(lease_id="s/1/y", delivery_count=2, worker_id="driver")
-    assert group.at(3).lease_id == "s/11/x", "another batch"
-    assert group.settle(ACK, "s/1/x", [1]).lost == [(1, 1, "leased by s/1/y")], (
-        "the zombie is refused"
-    )
-
-
-def test_a_replay_takes_over_what_expired_but_never_what_was_nacked():
-    group = Group()
-    group.lease("s/1/x", 3)
-    group.settle(NACK, "s/1/x", [0])
-    group.expire()
-    assert group.replay_batch("s/1/y") == 2
-    assert group.states().startswith("ALL")
-
-
-def test_what_others_have_leased_since_is_not_taken_over():
-    group = Group(messages=3)
-    group.lease("s/1/x", 3)
-    group.expire()
-    assert len(group.lease("b", 2)) == 2
-    assert group.replay_batch("s/1/y") == 1
-
-
 @pytest.mark.parametrize(("failures", "alone"), [(3, False), (2, True)])
 def test_a_replay_keeps_messages_near_their_failure_limit_out_of_company(failures, alone):
     group = Group(100, limits(max_delivery_attempts=None, max_failures=10))
@@ -123,47 +93,6 @@ def test_a_replay_keeps_messages_near_their_failure_limit_out_of_company(failure
     assert leased > 1
     group.rules = limits(max_delivery_attempts=None, max_failures=failures)
     assert group.replay_batch("s/1/y") == (0 if alone else leased)
-
-
-def test_a_batch_is_not_granted_a_second_replay():
-    group = Group(messages=3)
-    group.lease("s/1/x", 3)
-    group.replay_batch("s/1/y")
-    assert group.replay_batch("s/1/z", again=True) == 0
-    back = group.at(0)
-    assert back == having(state=AVAILABLE, suspect=True, lease_id=None, available_at=group.now)
-    assert (back.delivery_count, back.failure_count) == (2, 1)
-    assert group.settle(ACK, "s/1/y", [0]).lost
-
-
-def test_a_replay_that_would_be_the_last_attempt_in_company_is_given_back_uncounted():
-    group = Group(messages=2, rules=limits(max_delivery_attempts=2))
-    group.lease("s/1/x", 2)
-    assert group.replay_batch("s/1/y") == 0
-    assert group.at(0) == having(state=AVAILABLE, suspect=True, delivery_count=1)
-
-
-def test_a_replay_of_one_message_may_be_its_last_attempt():
-    group = Group(messages=1, rules=limits(max_delivery_attempts=2))
-    group.lease("s/1/x")
-    assert group.replay_batch("s/1/y") == 1
-    assert group.at(0).delivery_count == 2
-    assert group.replay_batch("s/1/z", again=True) == 0
-    assert (group.state(0), group.at(0).reason) == ("dead", "max_delivery_attempts")
-
-
-def test_no_replay_delivers_past_the_limit():
-    group = Group(messages=1, rules=limits(max_delivery_attempts=1))
-    group.lease("s/1/x")
-    assert group.replay_batch("s/1/y") == 0
-    assert group.state(0) == "dead"
-
-
-def test_an_empty_replay_changes_nothing():
-    group = Group()
-    before = group.ledger
-    assert group.replay_batch("s/1/y") == 0
-    assert group.ledger is before
 
 
 # -- dead letters
