@@ -16,7 +16,6 @@ from support.handles import lease
 import spark_mq
 from spark_mq import ConsumerGroup, Queue, QueueNotFound
 from spark_mq.interfaces.cli.app import run
-from spark_mq.interfaces.cli.command import COMMANDS
 from spark_mq.interfaces.cli.output import CommandFormatter
 
 
@@ -129,9 +128,7 @@ def advised() -> Iterator[tuple[str, list[str]]]:
 def test_each_advised_command_is_there(
     place: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = words[0] if words[0] in COMMANDS else " ".join(words[:2])
-    assert name in COMMANDS, place
-    assert run([*name.split(), "--help"]) == 0
+    assert run([*(word for word in words[:2] if word.isalpha()), "--help"]) == 0, place
     out = capsys.readouterr().out
     for option in words:
         assert not re.match("--?[a-z]", option) or option in out, (place, option)

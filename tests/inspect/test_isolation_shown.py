@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import in_this_process
 
 from spark_mq import Lease, Queue
 from spark_mq.integrations.prometheus import exposition
-from spark_mq.interfaces.cli.top import QueueView
-from spark_mq.testing import ManualClock
 
 TEXT = "isolating 1,000 suspects, about 6 leases left"  # pieces of 100, then of 200
 
 
 @pytest.fixture
-def failed(queue: Queue, clock: ManualClock) -> Queue:
+def failed(delta_queue: Callable[..., Queue]) -> Queue:
     """A queue whose group g has 1,000 messages that failed together twice."""
+    queue = delta_queue()
     queue.publish([str(number) for number in range(1_000)])
     for _ in range(2):
         lease = queue.group("g").lease("worker", max_messages=1_000)
         assert lease is not None
         assert len(lease) == 1_000
-        clock.advance("62s")
+        lease.nack(delay=0)
     return queue
 
 
-def test_each_view_shows_how_many_leases_are_left(failed: Queue) -> None:
+def test_each_view_shows_how_many_leases_are_left(
+    failed: Queue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stats = failed.group("g").stats()
     assert (stats.isolating, stats.isolation_leases, stats.isolation) == (1_000, 6, TEXT)
     assert failed.stats()["groups"]["g"] == stats
     overview = failed.describe()
     assert TEXT in str(overview)
-    view = QueueView(failed, 10)
-    assert f"group g: {TEXT}" in list(view.parts(view.refresh()))
+    run = in_this_process(tmp_path, capsys)
+    assert f"group g: {TEXT}" in run("top", "-q", failed.path, "--count", 1).out.splitlines()
     text = exposition({failed.path: overview}).decode()
     assert f'spark_mq_isolating_messages{{queue="{failed.path}",group="g"}} 1000' in text
     assert f'spark_mq_isolation_leases{{queue="{failed.path}",group="g"}} 6' in text

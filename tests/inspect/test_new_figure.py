@@ -10,7 +10,6 @@ import pytest
 from support.ledger_group import Group
 
 from spark_mq import GroupStats, Queue
-from spark_mq.inspect.overview import groups_html
 from spark_mq.integrations.prometheus import exposition
 from spark_mq.interfaces.cli.queues import group_columns, group_rows
 from spark_mq.ledger.ranges import LEASED
@@ -57,8 +56,9 @@ def test_a_new_figure_is_in_every_view(more: MoreStats, queue: Queue) -> None:
     assert show_progress(place, more)["pieces"] == 2
     assert ("PIECES", "pieces") in group_columns(MoreStats)
     assert group_rows(groups, 1)[0]["pieces"] == 2
-    assert ">pieces<" in groups_html(groups)
-    text = exposition({queue.path: replace(queue.describe(), groups=groups)}).decode()
+    overview = replace(queue.describe(), groups=groups)
+    assert ">pieces<" in overview._repr_html_()
+    text = exposition({queue.path: overview}).decode()
     assert "# HELP spark_mq_leased_ranges Ranges under a lease.\n" in text
     assert f'spark_mq_leased_ranges{{queue="{queue.path}",group="g"}} 2\n' in text
     assert "pieces\n    Ranges under a lease." in (MoreStats.__doc__ or "")

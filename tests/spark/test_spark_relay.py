@@ -64,6 +64,8 @@ def test_a_second_write_of_a_batch_is_an_error_unless_it_is_another_part(
         ):
             write(batch, lease, target)
         write(batch, lease, target, producerPart="copy")
+        with pytest.raises(InvalidOption, match="of type object"):
+            lease.publish(target, [object()])  # so this call has published nothing
         lease.publish(target, ["one"])
         with pytest.raises(InvalidOption, match=r"this batch has published to .* already.*part="):
             lease.publish(target, ["two"])

@@ -287,7 +287,7 @@ def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(
     rows = pa.table({"value": [b"a"], "message_id": pa.array([given], pa.string())})
     write_deltalake(messages_of(queue).path, rows, mode="append", schema_mode="merge")
     (first,) = lease(queue).messages
-    assert first.message_id == given or str(first.sequence)
+    assert first.message_id == (given or str(first.sequence))
     for _ in range(2):
         queue.group().reject(group_ledger_of(queue.group()).current().ranges_at([0])[0].lease_id)
         queue.sweep()

@@ -75,7 +75,7 @@ def add_file(queue: Queue, path: str, size: int = 1, stats: str = "{}") -> None:
     table.create_write_transaction([add], "append", table.schema(), [])
 
 
-def add_values(queue: Queue, *values: bytes) -> None:
+def add_values(queue: Queue, *values: bytes | None) -> None:
     """Publish values as another Delta writer does that commits no statistics."""
     path, sink = f"part-{uuid4().hex}.parquet", pa.BufferOutputStream()
     pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink)

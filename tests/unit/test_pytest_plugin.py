@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_mq import InvalidHandlerResult, InvalidOption, InvalidSchema
-from spark_mq.testing import ManualClock, memory_queue, run_batch
+from spark_mq.testing import FakeBatchLease, ManualClock, memory_queue, run_batch
 
 ROOT = Path(__file__).parents[2]
 PASSING = """
@@ -194,6 +194,18 @@ def test_an_exception_settles_the_batch_as_the_policy_says() -> None:
     assert [one.error for one in queue.group("reject").peek(state="dead")] == [
         "ValueError: broken"
     ] * 2
+
+
+def test_a_fake_lease_publishes_each_part_once() -> None:
+    source, target = memory_queue(), memory_queue()
+    source.publish("a")
+    fake = FakeBatchLease(source.group().lease("w"))
+    assert set(fake.publish_options) == {"producerId", "producerSequence"}
+    fake.publish(target, ["one"])
+    fake.publish(target, ["two"], part="two")
+    with pytest.raises(InvalidOption, match="Give part= a name"):
+        fake.publish(target, ["three"])
+    assert target.group("look").ensure().stats().ready == 2
 
 
 def test_rows_without_a_sequence_are_refused() -> None:

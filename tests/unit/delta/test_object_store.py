@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.power_cut import Effects, RecordedFiles, left_after
 
 from spark_mq.delta import local_files
 from spark_mq.delta.object_store import FileInfo, LocalFiles, ObjectStore, absolute_path, join
@@ -87,7 +88,7 @@ def test_a_child_shares_options_and_durability(tmp_path: Path) -> None:
     child = parent.child("sub/folder")
     child.write("file", b"1")
     assert (child.options, child.durable) == ({"a": "b"}, False)
-    assert "replace" in recording.kinds()
+    assert "replace" in recording.steps
     assert recording.syncs == 0
 
 
@@ -113,23 +114,31 @@ def test_any_damage_of_a_parquet_file_is_one_kind_of_error(
     assert "file.parquet is damaged by OSError" in seen
 
 
-class Recording(LocalFiles):
+class Recording(RecordedFiles):
     """Record each effect. ``fails_at``: raise at this one and then on. ``skips``: omit a sync."""
 
     def __init__(self, fails_at: int = -1, crash: bool = True, skips: int = -1) -> None:
-        self.calls: list[tuple[Any, ...]] = []
+        super().__init__(Effects())
         self.fails_at, self.crash, self.skips = fails_at, crash, skips
+        self.steps = list[str]()
+        self.failed = ""
         self.syncs = 0
 
-    def kinds(self) -> list[str]:
-        return [call[0] for call in self.calls]
+    def restart(self, skips: int = -1) -> None:
+        """Count from here on."""
+        self.steps.clear()
+        self.syncs, self.skips = 0, skips
 
-    def _step(self, *call: Any) -> None:
-        dead = self.crash and -1 < self.fails_at < len(self.calls)
-        if dead or len(self.calls) == self.fails_at:
-            self.calls.append(("failed", *call))
+    def left(self, path: str, *, keeps_names: bool, after: int | None = None) -> bytes | None:
+        """Return what a power cut leaves of a file, at the end or after so many effects."""
+        count = len(self.effects.done) if after is None else after
+        return left_after(self.effects, count, keeps_names=keeps_names).get(path)
+
+    def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if (self.failed and self.crash) or len(self.steps) - 1 == self.fails_at:
+            self.failed = name
             raise Crash if self.crash else OSError(errno.EIO, "test")
-        self.calls.append(call)
 
     def _syncs(self) -> bool:
         self.syncs += 1
@@ -138,32 +147,33 @@ class Recording(LocalFiles):
     def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
         if not os.path.isdir(os.path.dirname(path)):
             raise FileNotFoundError(path)
-        self._step("write_new", path)
+        self._step("write_new")
         super().write_new(path, data, sync)
 
     def sync_file(self, file: int, path: str) -> None:
         if self._syncs():
-            self._step("sync_file", path)
+            self._step("sync_file")
+            super().sync_file(file, path)
 
     def sync_folder(self, path: str) -> None:
         if self._syncs():
-            self._step("sync_folder", path)
+            self._step("sync_folder")
             super().sync_folder(path)
 
     def link(self, source: str, target: str) -> None:
-        self._step("link", source, target)
+        self._step("link")
         super().link(source, target)
 
     def replace(self, source: str, target: str) -> None:
-        self._step("replace", source, target)
+        self._step("replace")
         super().replace(source, target)
 
     def unlink(self, path: str) -> None:
-        self._step("unlink", path)
+        self._step("unlink")
         super().unlink(path)
 
     def makedir(self, path: str) -> None:
-        self._step("makedir", path)
+        self._step("makedir")
         super().makedir(path)
 
 
@@ -171,55 +181,18 @@ class Crash(BaseException):
     """The process dies here."""
 
 
-class Disk:
-    """What a disk may have after a power cut, from the effects so far.
-
-    A file's content is safe after its sync. An entry is safe after the sync of its folder.
-    Without that, each entry may be there or not.
-    """
-
-    def __init__(self, there: set[str]) -> None:
-        self.whole = set[str]()
-        self.content: dict[str, str] = {}  # name → the file behind it
-        self.safe = set(there)
-        self.visible = set(there)
-
-    def apply(self, kind: str, *paths: str) -> None:
-        if kind == "sync_file":
-            self.whole.add(paths[0])
-        elif kind == "sync_folder":
-            self.safe |= {name for name in self.visible if os.path.dirname(name) == paths[0]}
-        elif kind in ("write_new", "makedir"):
-            self.visible.add(paths[0])
-            self.content[paths[0]] = paths[0]
-        elif kind in ("link", "replace"):
-            self.visible.add(paths[1])
-            self.safe.discard(paths[1])
-            self.content[paths[1]] = paths[0]
-
-    def may_show_half(self, name: str) -> bool:
-        return name in self.content and self.content[name] not in self.whole
-
-    def keeps(self, name: str, root: str) -> bool:
-        """Whether a name, and all folders from `root` to it, are there after a cut."""
-        while name != root:
-            if name not in self.safe:
-                return False
-            name = os.path.dirname(name)
-        return not self.may_show_half(name)
+DATA = b"x" * 5000
 
 
-def survives(recording: Recording, final: str, base: str) -> bool:
-    disk = Disk({base})
-    for call in recording.calls:
-        disk.apply(*call)
-        if disk.may_show_half(final):
-            return False
-    return disk.keeps(final, base)
+def survives(recording: Recording, path: str) -> bool:
+    """Whether no power cut shows half of a file, and none after the last effect loses it."""
+    counts = range(len(recording.effects.done) + 1)
+    shown = {recording.left(path, keeps_names=True, after=count) for count in counts}
+    return shown <= {None, DATA} and recording.left(path, keeps_names=False) == DATA
 
 
-def do(operation: str, store: ObjectStore, path: str, data: bytes = b"x" * 5000) -> None:
-    getattr(store, operation)(path, data)
+def do(operation: str, store: ObjectStore, path: str) -> None:
+    getattr(store, operation)(path, DATA)
 
 
 OPERATIONS = pytest.mark.parametrize("operation", ["create", "write"])
@@ -230,13 +203,13 @@ def test_the_effects_in_their_order(operation: str, tmp_path: Path) -> None:
     recording = Recording()
     store = ObjectStore(str(tmp_path), local_files=recording)
     do(operation, store, "first")  # syncs the entry of the root, once
-    recording.calls.clear()
+    recording.restart()
     do(operation, store, "second")
     expected = {
         "create": ["write_new", "sync_file", "link", "unlink", "sync_folder"],
         "write": ["write_new", "sync_file", "replace", "sync_folder"],
     }
-    assert recording.kinds() == expected[operation]
+    assert recording.steps == expected[operation]
 
 
 @OPERATIONS
@@ -244,7 +217,7 @@ def test_no_power_cut_loses_a_file_or_shows_half_of_it(operation: str, tmp_path:
     recording = Recording()
     store = ObjectStore(f"{tmp_path}/new/root", local_files=recording)
     do(operation, store, "a/b/file")
-    assert survives(recording, f"{tmp_path}/new/root/a/b/file", str(tmp_path))
+    assert survives(recording, f"{tmp_path}/new/root/a/b/file")
     assert recording.syncs == 6  # file, its folder, and the entries of b, a, root and new
 
 
@@ -255,46 +228,41 @@ def test_each_sync_is_needed(operation: str, skipped: int, tmp_path: Path) -> No
     store = ObjectStore(f"{tmp_path}/new/root", local_files=recording)
     do(operation, store, "a/b/file")
     assert recording.syncs == 6
-    assert not survives(recording, f"{tmp_path}/new/root/a/b/file", str(tmp_path))
+    assert not survives(recording, f"{tmp_path}/new/root/a/b/file")
 
 
 def test_a_folder_that_another_process_made_is_synced_too(tmp_path: Path) -> None:
     (tmp_path / "root" / "a" / "b").mkdir(parents=True)
     recording = Recording()
     ObjectStore(f"{tmp_path}/root", local_files=recording).create("a/b/file", b"")
-    synced = {call[1] for call in recording.calls if call[0] == "sync_folder"}
+    synced = {one.path for one in recording.effects.done if one.kind == "sync_folder"}
     assert synced == {f"{tmp_path}{end}" for end in ("", "/root", "/root/a", "/root/a/b")}
 
 
 def commit(store: ObjectStore, name: str) -> None:
     """Write a data file without a sync, and create the log entry that names it."""
-    store.write(f"data/{name}", b"x" * 5000, sync=False)
+    store.write(f"data/{name}", DATA, sync=False)
     store.create(f"log/{name}", b"y", after=[f"data/{name}"])
 
 
 def lost_data(recording: Recording, root: str) -> bool:
     """Whether a power cut can show the log entry of the second commit without its data file."""
-    disk, data, entry = (
-        Disk({f"{root}/data", f"{root}/log", root}),
-        f"{root}/data/2",
-        f"{root}/log/2",
-    )
-    for call in recording.calls:
-        disk.apply(*call)
-        # The data file is synced by its final name, and the entry by its temporary one.
-        whole = data in disk.whole and not disk.may_show_half(entry)
-        if entry in disk.visible and not (whole and disk.keeps(data, root)):
+    for count in range(len(recording.effects.done) + 1):
+        # Of two names that were not synced a cut may keep one and lose the other.
+        entry = recording.left(f"{root}/log/2", keeps_names=True, after=count)
+        data = recording.left(f"{root}/data/2", keeps_names=False, after=count)
+        if entry == b"" or (entry is not None and data != DATA):
             return True
-    return not disk.keeps(entry, root)
+    return recording.left(f"{root}/log/2", keeps_names=False) is None
 
 
 def test_a_file_without_a_sync_is_durable_before_the_entry_that_names_it(tmp_path: Path) -> None:
     recording = Recording()
     store = ObjectStore(str(tmp_path), local_files=recording)
     commit(store, "1")  # syncs the entries of the folders, once
-    recording.calls.clear()
+    recording.restart()
     commit(store, "2")
-    kinds = recording.kinds()
+    kinds = recording.steps
     assert kinds[:2] == ["write_new", "replace"]
     assert sorted(kinds[2:6]) == ["sync_file", "sync_file", "sync_folder", "write_new"]
     assert kinds[6:] == ["link", "unlink", "sync_folder"]
@@ -306,8 +274,7 @@ def test_each_sync_of_a_commit_is_needed(skipped: int, tmp_path: Path) -> None:
     recording = Recording()
     store = ObjectStore(str(tmp_path), local_files=recording)
     commit(store, "1")
-    recording.calls.clear()
-    recording.syncs, recording.skips = 0, skipped
+    recording.restart(skipped)
     commit(store, "2")
     assert recording.syncs == 4
     assert lost_data(recording, str(tmp_path))
@@ -336,7 +303,8 @@ def test_syncs_at_the_end_of_the_interpreter_run_in_the_calling_thread(
     monkeypatch.setattr(local_files, "_syncing", [Ended()])
     recording = Recording()
     commit(ObjectStore(str(tmp_path), local_files=recording), "1")
-    assert ("sync_file", f"{tmp_path}/data/1") in recording.calls
+    synced = [one.path for one in recording.effects.done if one.kind == "sync_file"]
+    assert f"{tmp_path}/data/1" in synced
 
 
 @OPERATIONS
@@ -344,7 +312,7 @@ def test_without_durability_there_is_no_sync(operation: str, tmp_path: Path) -> 
     recording = Recording()
     do(operation, ObjectStore(f"{tmp_path}/new", durable=False, local_files=recording), "a/file")
     assert recording.syncs == 0
-    assert recording.kinds()[-1] in ("unlink", "replace")
+    assert recording.steps[-1] in ("unlink", "replace")
 
 
 @OPERATIONS
@@ -367,10 +335,10 @@ def test_a_failure_at_any_step_leaves_no_half_file(
     except (Crash, OSError):
         failed = True
     content = good.read("a/file") if good.exists("a/file") else None
-    assert content in ((None, b"x" * 5000) if operation == "create" else (b"old", b"x" * 5000))
-    assert failed or content == b"x" * 5000
+    assert content in ((None, DATA) if operation == "create" else (b"old", DATA))
+    assert failed or content == DATA
     assert good.list("a") == ([good.stat("a/file")] if content is not None else [])
-    if not crash and "failed" in recording.kinds() and recording.calls[step][1] != "unlink":
+    if not crash and recording.failed not in ("", "unlink"):
         assert [name for name in names(good) if name.endswith(".tmp")] == []
     good.write("a/file", b"next")  # and the way is free
     assert good.read("a/file") == b"next"

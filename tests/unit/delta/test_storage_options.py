@@ -23,89 +23,74 @@ from spark_mq.errors import InvalidOption
 KEY = "c2VjcmV0"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYzEXAMPLEKEY"
 
+IGNORED = StoreOptions()
+
+
+def config(**given: str) -> StoreOptions:
+    return StoreOptions(config=given)
+
+
+def client(**given: str) -> StoreOptions:
+    return StoreOptions(client_options=given)
+
+
+def retry(**given: Any) -> StoreOptions:
+    return StoreOptions(retry_config=given)
+
+
 MAPPINGS = [
-    ("s3", "AWS_ACCESS_KEY_ID", "k", StoreOptions(config={"access_key_id": "k"})),
-    ("s3", "aws_access_key_id", "k", StoreOptions(config={"access_key_id": "k"})),
-    ("s3a", "access_key_id", "k", StoreOptions(config={"access_key_id": "k"})),
-    ("s3", "AWS_SECRET_ACCESS_KEY", "k", StoreOptions(config={"secret_access_key": "k"})),
-    ("s3", "AWS_SESSION_TOKEN", "t", StoreOptions(config={"session_token": "t"})),
-    ("s3", "aws_token", "t", StoreOptions(config={"session_token": "t"})),
-    ("s3", "AWS_ENDPOINT_URL", "http://h", StoreOptions(config={"endpoint": "http://h"})),
-    ("s3", "endpoint", "http://h", StoreOptions(config={"endpoint": "http://h"})),
-    ("s3", "AWS_REGION", "eu-west-1", StoreOptions(config={"region": "eu-west-1"})),
-    ("s3", "aws_conditional_put", "etag", StoreOptions(config={"conditional_put": "etag"})),
-    ("s3", "AWS_ROLE_ARN", "a", StoreOptions(config={"role_arn": "a"})),
-    (
-        "s3",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "f",
-        StoreOptions(config={"web_identity_token_file": "f"}),
-    ),
-    ("s3", "aws_sts_endpoint", "http://h", StoreOptions(config={"endpoint_url_sts": "http://h"})),
-    (
-        "s3",
-        "AWS_S3_ADDRESSING_STYLE",
-        "virtual",
-        StoreOptions(config={"virtual_hosted_style_request": "true"}),
-    ),
-    (
-        "s3",
-        "AWS_S3_ADDRESSING_STYLE",
-        "path",
-        StoreOptions(config={"virtual_hosted_style_request": "false"}),
-    ),
-    ("s3", "AWS_ALLOW_HTTP", "true", StoreOptions(client_options={"allow_http": "true"})),
-    ("s3", "allow_http", "TRUE", StoreOptions(client_options={"allow_http": "true"})),
-    ("s3", "aws_allow_http", "1", StoreOptions(client_options={"allow_http": "true"})),
-    ("s3", "timeout", "30s", StoreOptions(client_options={"timeout": "30s"})),
-    ("s3", "connect_timeout", "5s", StoreOptions(client_options={"connect_timeout": "5s"})),
-    ("s3", "AWS_CONNECT_TIMEOUT", "5s", StoreOptions(client_options={"connect_timeout": "5s"})),
-    ("s3", "proxy_url", "http://p", StoreOptions(client_options={"proxy_url": "http://p"})),
-    ("s3", "max_retries", "3", StoreOptions(retry_config={"max_retries": 3})),
-    (
-        "s3",
-        "retry_timeout",
-        "1m 30s",
-        StoreOptions(retry_config={"retry_timeout": timedelta(seconds=90)}),
-    ),
+    ("s3", "AWS_ACCESS_KEY_ID", "k", config(access_key_id="k")),
+    ("s3", "aws_access_key_id", "k", config(access_key_id="k")),
+    ("s3a", "access_key_id", "k", config(access_key_id="k")),
+    ("s3", "AWS_SECRET_ACCESS_KEY", "k", config(secret_access_key="k")),
+    ("s3", "AWS_SESSION_TOKEN", "t", config(session_token="t")),
+    ("s3", "aws_token", "t", config(session_token="t")),
+    ("s3", "AWS_ENDPOINT_URL", "http://h", config(endpoint="http://h")),
+    ("s3", "endpoint", "http://h", config(endpoint="http://h")),
+    ("s3", "AWS_REGION", "eu-west-1", config(region="eu-west-1")),
+    ("s3", "aws_conditional_put", "etag", config(conditional_put="etag")),
+    ("s3", "AWS_ROLE_ARN", "a", config(role_arn="a")),
+    ("s3", "AWS_WEB_IDENTITY_TOKEN_FILE", "f", config(web_identity_token_file="f")),
+    ("s3", "aws_sts_endpoint", "http://h", config(endpoint_url_sts="http://h")),
+    ("s3", "AWS_S3_ADDRESSING_STYLE", "virtual", config(virtual_hosted_style_request="true")),
+    ("s3", "AWS_S3_ADDRESSING_STYLE", "path", config(virtual_hosted_style_request="false")),
+    ("s3", "AWS_ALLOW_HTTP", "true", client(allow_http="true")),
+    ("s3", "allow_http", "TRUE", client(allow_http="true")),
+    ("s3", "aws_allow_http", "1", client(allow_http="true")),
+    ("s3", "timeout", "30s", client(timeout="30s")),
+    ("s3", "connect_timeout", "5s", client(connect_timeout="5s")),
+    ("s3", "AWS_CONNECT_TIMEOUT", "5s", client(connect_timeout="5s")),
+    ("s3", "proxy_url", "http://p", client(proxy_url="http://p")),
+    ("s3", "max_retries", "3", retry(max_retries=3)),
+    ("s3", "retry_timeout", "1m 30s", retry(retry_timeout=timedelta(seconds=90))),
     (
         "s3",
         "backoff_config.init_backoff",
         "200ms",
-        StoreOptions(retry_config={"backoff": {"init_backoff": timedelta(milliseconds=200)}}),
+        retry(backoff={"init_backoff": timedelta(0, 0.2)}),
     ),
-    (
-        "s3",
-        "max_backoff",
-        "1.5 seconds",
-        StoreOptions(retry_config={"backoff": {"max_backoff": timedelta(seconds=1.5)}}),
-    ),
-    ("s3", "backoff_config.base", "3", StoreOptions(retry_config={"backoff": {"base": 3.0}})),
-    ("s3", "AWS_S3_ALLOW_UNSAFE_RENAME", "true", StoreOptions()),
-    ("s3", "AWS_S3_LOCKING_PROVIDER", "dynamodb", StoreOptions()),
-    ("s3", "OBJECT_STORE_CONCURRENCY_LIMIT", "10", StoreOptions()),
-    ("s3", "aws_bucket", "another", StoreOptions()),
-    ("s3", "azure_storage_account_key", "k", StoreOptions()),
-    ("az", "AZURE_STORAGE_ACCOUNT_NAME", "n", StoreOptions(config={"account_name": "n"})),
-    ("abfss", "account_key", "k", StoreOptions(config={"account_key": "k"})),
-    ("abfs", "azure_storage_access_key", "k", StoreOptions(config={"account_key": "k"})),
-    ("adl", "AZURE_STORAGE_SAS_TOKEN", "s", StoreOptions(config={"sas_key": "s"})),
-    ("azure", "azure_client_secret", "s", StoreOptions(config={"client_secret": "s"})),
-    ("az", "azure_storage_use_emulator", "true", StoreOptions(config={"use_emulator": "true"})),
-    ("az", "azure_identity_endpoint", "e", StoreOptions(config={"msi_endpoint": "e"})),
-    ("az", "AZURE_ALLOW_HTTP", "yes", StoreOptions(client_options={"allow_http": "true"})),
-    ("az", "AWS_ACCESS_KEY_ID", "k", StoreOptions()),
-    ("az", "AWS_PROFILE", "p", StoreOptions()),
-    ("gs", "GOOGLE_SERVICE_ACCOUNT", "f", StoreOptions(config={"service_account": "f"})),
-    ("gs", "google_service_account_path", "f", StoreOptions(config={"service_account": "f"})),
-    ("gs", "GOOGLE_SERVICE_ACCOUNT_KEY", "k", StoreOptions(config={"service_account_key": "k"})),
-    (
-        "gs",
-        "google_application_credentials",
-        "f",
-        StoreOptions(config={"application_credentials": "f"}),
-    ),
-]  # fmt: skip
+    ("s3", "max_backoff", "1.5 seconds", retry(backoff={"max_backoff": timedelta(seconds=1.5)})),
+    ("s3", "backoff_config.base", "3", retry(backoff={"base": 3.0})),
+    ("s3", "AWS_S3_ALLOW_UNSAFE_RENAME", "true", IGNORED),
+    ("s3", "AWS_S3_LOCKING_PROVIDER", "dynamodb", IGNORED),
+    ("s3", "OBJECT_STORE_CONCURRENCY_LIMIT", "10", IGNORED),
+    ("s3", "aws_bucket", "another", IGNORED),
+    ("s3", "azure_storage_account_key", "k", IGNORED),
+    ("az", "AZURE_STORAGE_ACCOUNT_NAME", "n", config(account_name="n")),
+    ("abfss", "account_key", "k", config(account_key="k")),
+    ("abfs", "azure_storage_access_key", "k", config(account_key="k")),
+    ("adl", "AZURE_STORAGE_SAS_TOKEN", "s", config(sas_key="s")),
+    ("azure", "azure_client_secret", "s", config(client_secret="s")),
+    ("az", "azure_storage_use_emulator", "true", config(use_emulator="true")),
+    ("az", "azure_identity_endpoint", "e", config(msi_endpoint="e")),
+    ("az", "AZURE_ALLOW_HTTP", "yes", client(allow_http="true")),
+    ("az", "AWS_ACCESS_KEY_ID", "k", IGNORED),
+    ("az", "AWS_PROFILE", "p", IGNORED),
+    ("gs", "GOOGLE_SERVICE_ACCOUNT", "f", config(service_account="f")),
+    ("gs", "google_service_account_path", "f", config(service_account="f")),
+    ("gs", "GOOGLE_SERVICE_ACCOUNT_KEY", "k", config(service_account_key="k")),
+    ("gs", "google_application_credentials", "f", config(application_credentials="f")),
+]
 
 
 @pytest.mark.parametrize(("scheme", "name", "value", "expected"), MAPPINGS)

@@ -15,10 +15,11 @@ from support.rule_variants import Variant, gets, instead, rule_variant
 from support.slot_files import LANES, LAYOUT, file_of
 
 from spark_mq import GroupSettings
-from spark_mq.ledger.lane_shares import BURSTS
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 
+BURSTS = 16
+"""A lane is at most this part of a lease ahead of its share, or behind it."""
 #: Keys whose lanes are 0 to 3.
 KEYS = {LAYOUT.lane(key): key for key in map(str, range(100))}
 

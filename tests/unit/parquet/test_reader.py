@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.tables import add_file, messages_of
 
+from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
-from spark_mq.message import to_received
 from spark_mq.parquet.reader import MessageReader, repeat_values, to_delivery_table, verify_slice
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA, FILE_SCHEMA
 from spark_mq.parquet.writer import write_file
@@ -167,22 +168,22 @@ def test_a_priority_is_shown_as_it_counts(
     assert to_delivery_table(payload, pieces, schema, {})["priority"].to_pylist() == shown
 
 
-def test_messages_are_the_rows_of_a_table(files: ObjectStore) -> None:
+def test_messages_are_the_rows_of_a_file(tmp_path: Path) -> None:
     headers = pa.array([None, [("h", "é")], []], pa.map_(pa.string(), pa.string()))
     instants = pa.array([AT, AT, AT.replace(year=2027)], pa.timestamp("us", "UTC"))
     texts = {"value": [b"\xff", None, b""], "key": ["é", None, ""]}
-    write(files, "a", rows=pa.table({**texts, "headers": headers, "published_at": instants}))
-    pieces = [(slice_of("a", 3, 5), leased(5, 7, 2)), (slice_of("a", 1, 9), leased(9, 9))]
-    payload = MessageReader(files).read(*(piece for piece, _ in pieces))
-    found = to_received(to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {}))
-    counts = [(m.sequence, m.message_id, m.delivery_count) for m in found]
-    assert counts == [(5, "5", 2), (6, "6", 2), (7, "7", 2), (9, "9", 1)]
-    assert [(m.key, m.value, m.headers) for m in found[:3]] == [
+    queue, sink = Queue.create(tmp_path / "q", durable=False), pa.BufferOutputStream()
+    pq.write_table(pa.table({**texts, "headers": headers, "published_at": instants}), sink)
+    messages_of(queue).files.write("a", sink.getvalue())
+    add_file(queue, "a", sink.getvalue().size)
+    found = queue.group().lease("w", max_messages=9).messages
+    assert [m.message_id for m in found] == [str(m.sequence) for m in found]
+    assert [(m.key, m.value, m.headers) for m in found] == [
         ("é", b"\xff", {}),
         (None, None, {"h": "é"}),
         ("", b"", {}),
     ]
-    assert [m.published_at for m in found] == [AT, AT, AT.replace(year=2027), AT]
+    assert [m.published_at for m in found] == instants.to_pylist()
     assert found[0].headers is not found[2].headers, "a worker may change its own"
 
 

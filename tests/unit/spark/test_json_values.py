@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as t
+from support.read_values import read_values
 
-from spark_mq.errors import InvalidOption
-from spark_mq.spark.json_values import JsonParser
-from spark_mq.spark.options import ReadOptions
-from spark_mq.spark.schema import READ_SCHEMA, with_json_values
+from spark_mq import InvalidOption, Queue
+from spark_mq.spark import SparkMQDataSource
 
 
 def columns(*fields: tuple[Any, ...]) -> t.StructType:
@@ -26,9 +26,15 @@ def columns(*fields: tuple[Any, ...]) -> t.StructType:
     return schema
 
 
-def _one(schema: t.StructType, value: bytes | None) -> tuple[Any, str | None]:
-    data, errors = JsonParser(schema).parse([value])
-    return data.to_pylist()[0], errors.to_pylist()[0]
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "q", durable=False)
+
+
+def parsed(
+    queue: Queue, schema: t.StructType, *values: bytes | None
+) -> tuple[list[Any], list[str | None]]:
+    return read_values(queue, list(values), schema, valueSchema="what Spark has parsed")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def _one(schema: t.StructType, value: bytes | None) -> tuple[Any, str | None]:
     ],
 )
 def test_a_schema_of_values_is_columns_or_one_type(text: str, kind: str) -> None:
-    ddl = with_json_values(READ_SCHEMA, text)
+    ddl = str(SparkMQDataSource({"path": "/q", "valueSchema": text}).schema())
     assert ddl.startswith("`sequence` bigint, `message_id` string, `key` string, `value` binary")
     assert "`published_at` timestamp_ltz" in ddl
     assert ddl.endswith(f", `data` {kind}, `data_error` STRING")
@@ -59,20 +65,17 @@ def test_a_schema_of_values_is_columns_or_one_type(text: str, kind: str) -> None
     ],
 )
 def test_a_type_that_no_json_has_is_refused(schema: t.DataType, reason: str) -> None:
-    read = ReadOptions.parse({"path": "/q", "valueSchema": "what Spark has parsed"})
-    data = t.StructType(
-        [t.StructField("data", schema), t.StructField("data_error", t.StringType())]
-    )
+    source = SparkMQDataSource({"path": "/q", "valueSchema": "what Spark has parsed"})
     with pytest.raises(InvalidOption, match=f"valueSchema has {reason}"):
-        read.check_columns(data)
+        source.reader(columns(("data", schema), ("data_error", "string")))
 
 
 def test_an_empty_schema_of_values_is_refused() -> None:
     with pytest.raises(InvalidOption, match="valueSchema is empty"):
-        ReadOptions.parse({"path": "/q", "valueSchema": " "})
+        SparkMQDataSource({"path": "/q", "valueSchema": " "}).schema()
 
 
-def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null() -> None:
+def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null(queue: Queue) -> None:
     value = {
         "i": 7, "d": 1, "n": "12.50", "s": "ä", "at": "2026-01-31T13:00:00+01:00",
         "local": "2026-01-31T12:00:00.5", "day": "2026-01-31", "raw": "AP8=",
@@ -91,7 +94,7 @@ def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null() -> None:
         "local": datetime(2026, 1, 31, 12, 0, 0, 500_000), "raw": b"\x00\xff",
         "list": [1, None], "map": [("a", True)], "missing": None,
     }  # fmt: skip
-    assert _one(schema, json.dumps(value).encode()) == (expected, None)
+    assert parsed(queue, schema, json.dumps(value).encode()) == ([expected], [None])
 
 
 @pytest.mark.parametrize(
@@ -143,9 +146,9 @@ def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_has_a_reason_without_its_content(
-    field: tuple[Any, ...], value: bytes | None, error: str
+    queue: Queue, field: tuple[Any, ...], value: bytes | None, error: str
 ) -> None:
-    assert _one(columns(field), value) == (None, error)
+    assert parsed(queue, columns(field), value) == ([None], [error])
 
 
 _json = st.recursive(
@@ -159,8 +162,11 @@ _SCHEMA = columns(
 )
 
 
-@given(st.lists(st.binary() | _json.map(lambda value: json.dumps(value).encode())))
-def test_every_row_has_either_a_value_or_an_error(values: list[bytes]) -> None:
-    data, errors = JsonParser(_SCHEMA).parse(values)
-    assert len(data) == len(errors) == len(values)
-    assert data.is_valid().to_pylist() == errors.is_null().to_pylist()
+@settings(
+    max_examples=5,  # of many values each, because each of them is a file and a read
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(st.binary() | _json.map(lambda value: json.dumps(value).encode()), min_size=30))
+def test_every_row_has_either_a_value_or_an_error(queue: Queue, values: list[bytes]) -> None:
+    for data, error in zip(*parsed(queue, _SCHEMA, *values), strict=True):
+        assert (data is None) == (error is not None)

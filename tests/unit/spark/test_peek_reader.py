@@ -14,26 +14,35 @@ from support.harness import busy_queue, make_queue
 from support.tables import ledgers_of
 
 from spark_mq import InvalidSchema, Message, Queue
-from spark_mq.ledger.ranges import Range
 from spark_mq.operations import history
-from spark_mq.spark.options import ReadOptions
-from spark_mq.spark.peek_reader import PeekFilters, PeekReader
-from spark_mq.spark.schema import read_schema
+from spark_mq.spark import SparkMQDataSource
 from spark_mq.testing import ManualClock
 
 
-def reader_of(queue: Queue, *filters: Any, outcomes: bool = False) -> PeekReader:
+def reader_of(queue: Queue | list[Queue], *filters: Any, **options: Any) -> Any:
     """Return a reader that Spark has given some filters."""
-    given = {"path": queue.path, "consumerGroup": "billing", "outcomes": str(outcomes)}
-    reader = PeekReader(ReadOptions.parse(given), read_schema(False, outcomes=outcomes))
+    path = json.dumps([one.path for one in queue]) if isinstance(queue, list) else queue.path
+    given = {name: str(value) for name, value in options.items()}
+    source = SparkMQDataSource({"path": path, "consumerGroup": "billing", **given})
+    reader: Any = source.reader(source.schema())  # type: ignore[arg-type]
     assert list(reader.pushFilters(list(filters))) == list(filters), "Spark applies all of them"
     return reader
 
 
-def rows_read(queue: Queue, *filters: Any, outcomes: bool = False) -> int:
+def pieces_read(reader: Any) -> list[list[Any]]:
+    """Return the slices that each task would read."""
+    return [[piece for piece, _ in part.pieces] for part in reader.partitions()]
+
+
+def rows_read(queue: Queue, *filters: Any, **options: Any) -> int:
     """Return the number of rows that tasks would read."""
-    parts: list[Any] = list(reader_of(queue, *filters, outcomes=outcomes).partitions())
-    return sum(piece.rows for part in parts for piece, _ in part.pieces)
+    parts = pieces_read(reader_of(queue, *filters, **options))
+    return sum(piece.rows for part in parts for piece in part)
+
+
+def rows_of(reader: Any) -> list[dict[str, Any]]:
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def test_filters_leave_out_what_cannot_match(tmp_path: Path) -> None:
@@ -47,6 +56,7 @@ def test_filters_leave_out_what_cannot_match(tmp_path: Path) -> None:
     assert rows_read(busy, EqualTo(("state",), "dead_lettered")) == 0
     assert rows_read(busy, EqualTo(("lease_id",), "unknown")) == 0
     assert rows_read(busy, LessThanOrEqual(("sequence",), 2 << 32)) == 3
+    assert rows_read(busy, In(("sequence",), ())) == 0
     assert rows_read(busy, EqualTo(("value", "state"), "leased")) == 10
     assert rows_read(busy, Not(EqualTo(("state",), "leased"))) == 10
     late = datetime(2100, 1, 1, tzinfo=UTC)
@@ -54,9 +64,26 @@ def test_filters_leave_out_what_cannot_match(tmp_path: Path) -> None:
     assert rows_read(busy, GreaterThan(("lease_expires_at",), late.replace(tzinfo=None))) == 10
 
 
-def test_an_empty_list_of_sequences_wants_nothing() -> None:
-    wanted = PeekFilters.of([In(("sequence",), ())])
-    assert not wanted.keep(Range(0, 5, "unread", message_count=6))
+def test_a_batch_has_at_least_min_partitions_of_nearly_equal_size_in_order(tmp_path: Path) -> None:
+    sizes = {"one": [1, 40, 7], "two": [13], "none": []}
+    queues = [make_queue(tmp_path / name) for name in sizes]
+    for queue, counts in zip(queues, sizes.values(), strict=True):
+        queue.group("billing").ensure()
+        for count in counts:
+            queue.publish([f"{n}" for n in range(count)])
+    for at_least in (*range(1, 31), 60, 61, 62, 100):
+        parts = reader_of(queues, minPartitions=at_least).partitions()
+        assert len(parts) >= min(at_least, 61)
+        for queue, counts in zip(queues, sizes.values(), strict=True):
+            mine = [part.pieces for part in parts if part.queue == queue.path]
+            rows = [sum(piece.rows for piece, _ in pieces) for pieces in mine]
+            assert not rows or max(rows) - min(rows) <= 1
+            assert 0 not in rows
+            read = [piece.first + n for pieces in mine for piece, _ in pieces
+                    for n in range(piece.rows)]  # fmt: skip
+            published = [(version << 32) + n for version, count in enumerate(counts, 1)
+                         for n in range(count)]  # fmt: skip
+            assert read == published
 
 
 # -- messages that have ended
@@ -104,12 +131,9 @@ COLUMNS = ("state", "delivery_count", "failure_count", "reason", "error")
 
 def seen(queue: Queue, *filters: Any) -> dict[str, tuple[Any, ...]]:
     """Return the state of each message by its value, with the counts, the reason and the error."""
-    reader = reader_of(queue, *filters)
-    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     return {
         row["value"].decode(): tuple(row[name] for name in COLUMNS)
-        for batch in batches
-        for row in batch.to_pylist()
+        for row in rows_of(reader_of(queue, *filters))
         if all(_holds(wanted, row[wanted.attribute[0]]) for wanted in filters)
     }
 
@@ -191,17 +215,14 @@ def test_the_outcomes_of_several_queues_are_read_together(tmp_path: Path) -> Non
     for queue in queues:
         queue.publish("a")
         queue.group("billing").lease("w").ack()
-    paths = json.dumps([queue.path for queue in queues])
-    options = ReadOptions.parse({"path": paths, "consumerGroup": "billing", "outcomes": "true"})
-    schema = read_schema(True, outcomes=True)
-    assert schema.names[-3:] == ["queue", "outcome", "settled_at"]
-    reader = PeekReader(options, schema)
-    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
-    ends = [(row["queue"], row["outcome"]) for batch in batches for row in batch.to_pylist()]
+    reader = reader_of(queues, outcomes=True)
+    assert reader.schema.names[-3:] == ["queue", "outcome", "settled_at"]
+    ends = [(row["queue"], row["outcome"]) for row in rows_of(reader)]
     assert sorted(ends) == sorted((queue.path, "acked") for queue in queues)
 
 
 def test_the_columns_of_outcomes_need_the_option(tmp_path: Path) -> None:
-    options = ReadOptions.parse({"path": str(tmp_path), "consumerGroup": "billing"})
+    given = {"path": str(tmp_path), "consumerGroup": "billing"}
+    schema: Any = SparkMQDataSource({**given, "outcomes": "true"}).schema()
     with pytest.raises(InvalidSchema, match=r"'outcome' to read.*The option outcomes"):
-        PeekReader(options, read_schema(False, outcomes=True))
+        SparkMQDataSource(given).reader(schema)

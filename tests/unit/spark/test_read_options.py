@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import types as t
+from support.tables import messages_of
 
-from spark_mq import GroupSettings
-from spark_mq.errors import InvalidOption
-from spark_mq.spark.options import ReadOptions, WriteOptions
-from spark_mq.spark.schema import READ_SCHEMA
-from spark_mq.spark.stream_reader import LeaseReader
-from spark_mq.streaming.source import check_attempts
+from spark_mq import InvalidOption, InvalidSchema, Queue
+from spark_mq.spark import SparkMQDataSource
 
 
-def test_the_driver_resolves_a_path_for_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def read(**options: str) -> Any:
+    """Return a batch reader, as Spark makes it."""
+    source = SparkMQDataSource({"path": "/q", **options})
+    return source.reader(source.schema())  # type: ignore[arg-type]
+
+
+VALUES = t.StructType().add("value", "binary")
+
+
+def write(columns: t.StructType = VALUES, **options: str) -> Any:
+    """Return the writer of a DataFrame, as Spark makes it."""
+    return SparkMQDataSource({"path": "/q", **options}).writer(columns, False)
+
+
+def stream(**options: str) -> Any:
+    """Return the reader of a stream, as Spark makes it."""
+    columns: Any = SparkMQDataSource({"path": "/q"}).schema()
+    return SparkMQDataSource({"path": "/q", **options}).streamReader(columns)
+
+
+def test_the_driver_resolves_a_path_for_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They have another home, and another working directory."""
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.chdir("/")
-    for given, path in [("~/q", "/home/me/q"), ("file:///a%20b", "/a b"), ("q", "/q")]:
-        assert WriteOptions.parse({"path": given}).path == path
-        assert ReadOptions.parse({"path": given}).paths == (path,)
-        assert ReadOptions.parse({"path": json.dumps([given, "/x"])}).paths == (path, "/x")
+    for name in ("q", "a b", "x"):
+        Queue.create(tmp_path / name, durable=False).publish("a")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for given, name in [("~/q", "q"), (f"file://{tmp_path}/a%20b", "a b"), ("q", "q")]:
+        path = str(tmp_path / name)
+        assert write(path=given).options.path == path
+        for paths in (given, json.dumps([given, f"{tmp_path}/x"])):
+            assert path in [part.queue for part in read(path=paths).partitions()]
 
 
 @pytest.mark.parametrize("path", ["$HOME/q", ""])
 def test_a_path_that_nobody_means_is_refused(path: str) -> None:
-    for parse in (WriteOptions.parse, ReadOptions.parse):
+    for make in (read, write):
         with pytest.raises(InvalidOption) as caught:
-            parse({"path": path})
+            make(path=path)
         assert caught.value.data["option"] == "path"
 
 
@@ -73,30 +100,36 @@ def test_a_refused_option_of_the_source_is_named_with_its_value(
     given: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
-        ReadOptions.parse({"path": "/q", **given})
+        read(**given)
     for part in words:
         assert part in str(caught.value)
 
 
-def test_the_source_has_the_words_of_for_each_batch_for_its_ack() -> None:
-    for given, acks in [({}, True), ({"ack": "On_Success"}, True), ({"ack": "manual"}, False)]:
-        assert ReadOptions.parse({"path": "/q", **given}).stream.ack_on_commit is acks
-
-
-@pytest.mark.parametrize(("attempts", "good"), [(2, False), (3, True), (None, True)])
-def test_a_stream_needs_three_attempts(attempts: int | None, good: bool) -> None:
-    settings = GroupSettings(max_delivery_attempts=attempts)
-    if good:
-        check_attempts("g", settings)
-    else:
-        with pytest.raises(InvalidOption, match="Set 3 or more"):
-            check_attempts("g", settings)
-
-
-def test_the_limits_of_a_batch_reach_the_stream() -> None:
-    given = {"path": "/q", "maxMessagesPerTrigger": "7", "maxBytesPerTrigger": "64m"}
-    stream = ReadOptions.parse(given).stream
-    assert (stream.max_messages, stream.max_bytes) == (7, 64 * 2**20)
+@pytest.mark.parametrize(
+    ("options", "leased", "acked"),
+    [
+        ({}, 9, 9),
+        ({"ack": "On_Success"}, 9, 9),
+        ({"ack": "manual"}, 9, 0),
+        ({"maxMessagesPerTrigger": "7"}, 7, 0),  # the next lease acks them
+        ({"maxBytesPerTrigger": "6k"}, 4, 0),
+        ({"maxBytesPerTrigger": "6m"}, 9, 9),
+        ({"startingPosition": str((1 << 32) + 4)}, 5, 5),
+    ],
+)
+def test_the_limits_the_ack_and_the_start_reach_the_stream(
+    tmp_path: Path, options: dict[str, str], leased: int, acked: int
+) -> None:
+    queue = Queue.create(tmp_path / "q", durable=False)
+    queue.publish([os.urandom(1_100) for _ in range(9)])
+    reader = stream(path=queue.path, **options)
+    first = reader.initialOffset()
+    second = reader.latestOffset(first, reader.getDefaultReadLimit())
+    parts = reader.partitions(first, second)
+    assert sum(piece.rows for part in parts for piece, _ in part.pieces) == leased
+    reader.latestOffset(second, reader.getDefaultReadLimit())
+    reader.stop()
+    assert queue.group().stats().acked == acked
 
 
 @pytest.mark.parametrize(
@@ -110,10 +143,40 @@ def test_the_limits_of_a_batch_reach_the_stream() -> None:
 )
 def test_a_refused_option_of_the_sink_is_named(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
-        WriteOptions.parse({"path": "/q", **given})
+        write(**given)
 
 
 def test_a_stream_refuses_to_read_outcomes() -> None:
-    given = {"path": "/q", "consumerGroup": "g", "outcomes": "true"}
     with pytest.raises(InvalidOption, match=r"outcomes='true' is for spark\.read"):
-        _ = LeaseReader(given, READ_SCHEMA).options
+        stream(consumerGroup="g", outcomes="true").initialOffset()
+
+
+def test_a_stream_takes_no_number_of_its_user() -> None:
+    given = {"path": "/q", "producerId": "p", "producerSequence": "1"}
+    with pytest.raises(InvalidOption, match="A stream numbers its batches itself"):
+        SparkMQDataSource(given).streamWriter(VALUES, False)
+
+
+def test_the_columns_of_a_dataframe_are_checked_before_any_job(tmp_path: Path) -> None:
+    path = Queue.create(tmp_path / "q", durable=False).path
+    write(t.StructType().add("Value", "string").add("deliver_AT", "timestamp"), path=path)
+    wrong = t.StructType().add("value", "long")
+    with pytest.raises(InvalidSchema, match="bigint, not string or binary: cast it"):
+        write(wrong, path=path)
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_the_files_of_a_repeated_write_are_logged_if_they_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_ids: bool
+) -> None:
+    queue = Queue.create(tmp_path / "queue", durable=False, dedup_window="1h")
+    columns = {"value": [b"a"], **({"dedup_id": ["one"]} if with_ids else {})}
+    for _ in range(2):
+        caplog.clear()
+        writer = write(path=queue.path, producerId="p", producerSequence="1")
+        written = writer.write(iter(pa.table(columns).to_batches()))
+        writer.commit([written])
+    assert "is not published again" in caplog.text
+    stays = [messages_of(queue).files.exists(file.path) for file in written.files]
+    assert stays == [not with_ids]
+    assert ("stay unpublished" in caplog.text) is stays[0]

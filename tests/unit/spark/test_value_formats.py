@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
+from random import Random
 from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql import types as t
 from support.formats import ORDER, ORDER_VALUE, order_class
+from support.read_values import read_values
 
-from spark_mq.errors import InvalidOption
+from spark_mq import InvalidOption, Queue
 from spark_mq.integrations.formats import Avro, Confluent, Protobuf
-from spark_mq.spark.value_formats import FormatParser
+from spark_mq.spark import SparkMQDataSource
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue.create(tmp_path / "q", durable=False)
+
+
+def parsed(queue: Queue, option: str, *values: bytes | None) -> tuple[list[Any], list[str | None]]:
+    return read_values(queue, list(values), valueFormat=option)
+
+
+def kind_of(option: str) -> Any:
+    """Return the type of the column `data`."""
+    schema: Any = SparkMQDataSource({"path": "/q", "valueFormat": option}).schema()
+    return schema["data"].dataType
 
 
 def record(*fields: tuple[str, Any]) -> dict[str, Any]:
@@ -27,15 +43,14 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
     return {"type": kind, "logicalType": name, **more}
 
 
-def test_text_is_utf8_or_an_error() -> None:
-    parser = FormatParser("text")
-    data, errors = parser.parse(["grüße".encode(), b"a\xff", None, b""])
-    assert parser.kind == t.StringType()
-    assert data.to_pylist() == ["grüße", None, None, ""]
-    assert errors.to_pylist() == [None, "not text: byte 1 is not UTF-8", "the value is null", None]
+def test_text_is_utf8_or_an_error(queue: Queue) -> None:
+    assert kind_of("text") == t.StringType()
+    data, errors = parsed(queue, "text", "grüße".encode(), b"a\xff", None, b"")
+    assert data == ["grüße", None, None, ""]
+    assert errors == [None, "not text: byte 1 is not UTF-8", "the value is null", None]
     for wrong in ("TEXT", "binary", "json"):
         with pytest.raises(InvalidOption, match=f"valueFormat='{wrong}' is not a format.*'text'"):
-            FormatParser(wrong)
+            kind_of(wrong)
 
 
 ALL = record(
@@ -75,68 +90,64 @@ ALL_VALUE: dict[str, Any] = {
 }
 
 
-def test_all_types_of_avro() -> None:
+def test_all_types_of_avro(queue: Queue) -> None:
     avro = Avro(ALL)
-    parser = FormatParser(avro.option)
-    assert parser.kind.simpleString() == (
+    kind = kind_of(avro.option)
+    assert kind.simpleString() == (
         "struct<flag:boolean,small:int,ratio:float,raw:binary,hash:binary,state:string,day:date,"
         "at:timestamp,exact:timestamp,local:timestamp_ntz,price:decimal(9,2),ref:string,"
         "counts:map<string,string>,again:array<binary>,other:string>"
     )
-    assert isinstance(parser.kind, t.StructType)
-    nullable = [field.name for field in parser.kind.fields if field.nullable]
-    assert nullable == ["other"]
-    data, errors = parser.parse([avro.encode(ALL_VALUE), None])
+    assert [field.name for field in kind.fields if field.nullable] == ["other"]
+    data, errors = parsed(queue, avro.option, avro.encode(ALL_VALUE), None)
     expected = {
         **ALL_VALUE,
         "ref": str(REF),
         "counts": [("a", str(REF)), ("b", None)],
     }
-    assert data.to_pylist() == [expected, None]
-    assert errors.to_pylist() == [None, "the value is null"]
+    assert data == [expected, None]
+    assert errors == [None, "the value is null"]
 
 
-def test_protobuf_has_defaults_and_nulls_by_presence() -> None:
+def test_protobuf_has_defaults_and_nulls_by_presence(queue: Queue) -> None:
     order = order_class()
-    parser = FormatParser(Protobuf(order).option)
-    assert parser.kind.simpleString() == (
+    option = Protobuf(order).option
+    assert kind_of(option).simpleString() == (
         "struct<id:bigint,customer:string,items:array<struct<sku:string,price:double>>,"
         "state:string,counts:map<string,int>,total:decimal(20,0),blob:binary>"
     )
     full = order(id=1, customer="Zoë", items=[{"sku": "a", "price": 2.5}], state=1)
     full.counts["x"], full.total, full.blob = 3, 2**64 - 1, b"\xff"
     newer = b"\x20\x09"  # state 9, which this schema lacks
-    data, errors = parser.parse([full.SerializeToString(), b"", newer, b"\xff"])
+    data, errors = parsed(queue, option, full.SerializeToString(), b"", newer, b"\xff")
     empty = {"id": 0, "customer": None, "items": [], "state": "NEW", "counts": [],
              "total": Decimal(0), "blob": b""}  # fmt: skip
-    assert data.to_pylist() == [
+    assert data == [
         {"id": 1, "customer": "Zoë", "items": [{"sku": "a", "price": 2.5}], "state": "PAID",
          "counts": [("x", 3)], "total": Decimal(2**64 - 1), "blob": b"\xff"},
         empty,
         {**empty, "state": "9"},
         None,
     ]  # fmt: skip
-    assert errors.to_pylist() == [None] * 3 + [
-        "not valid Protobuf for shop.Order: the bytes are damaged"
-    ]
+    assert errors == [None] * 3 + ["not valid Protobuf for shop.Order: the bytes are damaged"]
 
 
-def test_protobufs_timestamp_is_one() -> None:
+def test_protobufs_timestamp_is_one(queue: Queue) -> None:
     from google.protobuf.timestamp_pb2 import Timestamp
 
-    parser = FormatParser(Protobuf(Timestamp).option)
     stamps = [Timestamp(seconds=-1, nanos=5_000), Timestamp(seconds=2**62)]
-    data, errors = parser.parse([one.SerializeToString() for one in stamps])
-    assert data.to_pylist() == [datetime(1969, 12, 31, 23, 59, 59, 5, UTC), None]
-    assert errors.to_pylist() == [None, "a number, text or time is out of the range of its type"]
+    values = [stamp.SerializeToString() for stamp in stamps]
+    data, errors = parsed(queue, Protobuf(Timestamp).option, *values)
+    assert data == [datetime(1969, 12, 31, 23, 59, 59, 5, UTC), None]
+    assert errors == [None, "a number, text or time is out of the range of its type"]
 
 
-def test_a_value_that_a_column_cannot_hold_spoils_no_other() -> None:
-    parser = FormatParser(Avro('"int"').option)
+def test_a_value_that_a_column_cannot_hold_spoils_no_other(queue: Queue) -> None:
     long = Avro('"long"')
-    data, errors = parser.parse([long.encode(1), long.encode(2**40), b"", long.encode(2)])
-    assert data.to_pylist() == [1, None, None, 2]
-    assert errors.to_pylist() == [
+    values = [long.encode(1), long.encode(2**40), b"", long.encode(2)]
+    data, errors = parsed(queue, Avro('"int"').option, *values)
+    assert data == [1, None, None, 2]
+    assert errors == [
         None,
         "a number, text or time is out of the range of its type",
         "not valid Avro for int: it ends early",
@@ -144,16 +155,15 @@ def test_a_value_that_a_column_cannot_hold_spoils_no_other() -> None:
     ]
 
 
-def test_ids_of_schemas_are_looked_up_in_the_mapping() -> None:
+def test_ids_of_schemas_are_looked_up_in_the_mapping(queue: Queue) -> None:
     old = record(("id", "int"))
     new = record(("id", "long"), ("name", ["null", "string"]))
     new["fields"][1]["default"] = None
-    parser = FormatParser(Confluent(Avro(new), 9, {7: old}).option)
     payloads = [b"\0\0\0\0\x07\x02", Confluent(Avro(new), 9).encode({"id": 2, "name": "a"}),
                 b"\0\0\0\0\x08\x02", b"\x02"]  # fmt: skip
-    data, errors = parser.parse(payloads)
-    assert data.to_pylist() == [{"id": 1, "name": None}, {"id": 2, "name": "a"}, None, None]
-    assert errors.to_pylist() == [
+    data, errors = parsed(queue, Confluent(Avro(new), 9, {7: old}).option, *payloads)
+    assert data == [{"id": 1, "name": None}, {"id": 2, "name": "a"}, None, None]
+    assert errors == [
         None,
         None,
         "schema 8 is not among the given ones: add it to schemas",
@@ -161,13 +171,14 @@ def test_ids_of_schemas_are_looked_up_in_the_mapping() -> None:
     ]
 
 
-@given(st.lists(st.binary(max_size=40)))
-def test_any_bytes_give_data_or_an_error(payloads: list[bytes]) -> None:
+def test_any_bytes_give_data_or_an_error(queue: Queue) -> None:
+    chance = Random(7)
+    payloads = [chance.randbytes(chance.randrange(41)) for _ in range(1_000)]
     for one in (Avro(ALL), Avro(ORDER), Protobuf(order_class()), Confluent(Avro(ORDER), 7)):
         valid = one.encode(ORDER_VALUE) if "Order" in one.option and "avro" in one.option else b""
-        data, errors = FormatParser(one.option).parse([*payloads, valid])
-        for found, error in zip(data.to_pylist(), errors.to_pylist(), strict=True):
-            assert (found is None) == (error is not None)
+        found = parsed(queue, one.option, *payloads, valid)
+        for data, error in zip(*found, strict=True):
+            assert (data is None) == (error is not None)
 
 
 def test_what_has_no_type_in_spark_is_refused() -> None:
@@ -180,4 +191,4 @@ def test_what_has_no_type_in_spark_is_refused() -> None:
     ]
     for one, text in cases:
         with pytest.raises(InvalidOption, match=f"valueFormat has .*{text}"):
-            FormatParser(one.option)
+            kind_of(one.option)

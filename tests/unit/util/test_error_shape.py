@@ -200,26 +200,9 @@ def test_a_shape_is_one_short_line(text):
 
 @pytest.mark.parametrize(
     "part",
-    [
-        "'",
-        '"',
-        "\\'",
-        "a@",
-        "0",
-        "0a",
-        "a.",
-        "/",
-        "1,",
-        "x'y",
-        "://",
-        "-/",
-        "status ",
-        "HTTP",
-        "error_",
-        "503 ",
-        "returned ",
-    ],
-)
+    ["'", '"', "\\'", "a@", "0", "0a", "a.", "/", "1,", "x'y", "://", "-/", "status ", "HTTP",
+     "error_", "503 ", "returned "],
+)  # fmt: skip
 def test_no_text_is_slow(part):
     started = time.process_time()
     error_shape(part * 100_000)
@@ -228,15 +211,9 @@ def test_no_text_is_slow(part):
 
 PIECES = [
     *("HTTP Error ", "status", "code", "returned ", "errno ", "sqlstate ", "Error: (", "ORA-"),
-    *("503", "404 Not Found", " with ", "exit "),
-    f"lease {'0b' * 16} of ",
-    " expired",
+    *("503", "404 Not Found", " with ", "exit ", f"lease {'0b' * 16} of ", " expired"),
     *"0123456789afxXzE_-+.,:/'\"`@~ \\(<é\n\u017f",
-    "://",
-    "jdbc:",
-    "12:30:05",
-    "2024-01-02",
-    "0x",
+    *("://", "jdbc:", "12:30:05", "2024-01-02", "0x"),
 ]
 
 

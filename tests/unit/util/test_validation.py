@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.message import check_time
+from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.columns import to_array
 from spark_mq.util.setting_fields import parse_number, parse_settings
@@ -303,6 +303,12 @@ def test_a_duration_has_one_rule_in_options_times_and_settings(
 ) -> None:
     for text in texts:
         assert validate_duration("delay", text) == seconds * 1_000_000
-        assert check_time("deliver_at", text, 0) == seconds * 1_000_000
+        clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+        queue = memory_queue(clock)
+        queue.publish("a", deliver_at=text)
+        clock.advance(seconds - 1)
+        assert queue.group().lease("w") is None
+        clock.advance(1)
+        assert queue.group().lease("w") is not None
         changed = GroupSettings().changed(retry_delay=text, max_retry_delay="3h")
         assert changed.retry_delay == timedelta(seconds=seconds)
