@@ -50,7 +50,7 @@ def contest(
 ) -> Iterator[Result | Point]:
     found = run(
         workers, groups, 0.0, seconds, root=store.new_path(), options=store.options_at(url),
-        messages=100_000, asked=lambda: counts(url).total(),
+        messages=400_000, asked=lambda: counts(url).total(),
     )  # fmt: skip
     figures = reported(found)
     name = f"{AT}, {contest_name(workers, groups)}"

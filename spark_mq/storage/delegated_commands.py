@@ -5,6 +5,10 @@ meets others delegates its commands in a small file, and waits. The writer of th
 commits all of them together, and everybody reads the outcomes in the note of that commit. Then it
 leads: it makes the next commits, too, as long as others delegate. So nobody races meanwhile.
 
+A writer alone needs one request for a commit, and so it would win each race against one that has to
+look first. It looks for requests and for pleas beside some of its commits. Who can delegate nothing
+leaves a plea: a file whose name says how long the others should wait once.
+
 Requests to the store cost money, so there are few of them. Small commands are a part of their
 file's name, and a listing is enough to read them. A leader's commits say how long it needs for
 each, so that nobody looks for the next one too early.
@@ -14,11 +18,12 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -52,9 +57,9 @@ _log = logging.getLogger(__name__)
 STALE_SECONDS: Final = 20.0
 WAIT_PER_WRITER_SECONDS: Final = 1.0  # how long a writer waits for each writer before it
 # So many requests in a row are before the commit that runs a new request. Nobody looks earlier.
-REQUESTS_BEFORE_OUTCOME: Final = 3
+REQUESTS_BEFORE_OUTCOME: Final = 2
 # After so many requests in a row, the writers that a commit served may have delegated again.
-REQUESTS_BEFORE_NEXT: Final = 3
+REQUESTS_BEFORE_NEXT: Final = 2
 # After so many requests in a row without a commit, the leader has ended.
 REQUESTS_OF_A_LEADER: Final = 10
 LEADER_SECONDS: Final = 0.1  # the same for its own work
@@ -62,6 +67,10 @@ POLL_SECONDS: Final = 0.01  # the shortest time between two looks
 LATENCY_LIMIT: Final = 0.2  # one slow request does not show how long the others take
 LONGEST_CYCLE: Final = 1.0  # that others believe, in seconds
 LED_COMMITS: Final = 3  # a leader that runs a request at all does it with one of the next commits
+# A writer that meets nobody looks for requests once in so many commits.
+LOOK_EVERY: Final = 8
+LONGEST_PLEA: Final = 1.0  # that others grant, in seconds
+_PLEA: Final = re.compile(r"plea-([0-9]{1,5})-[0-9a-f]{32}")
 # So many commits in a row that met nobody end the delegation.
 QUIET_COMMITS: Final = 3
 _KNOWN_COMMITS: Final = 100
@@ -87,11 +96,35 @@ def delete_old_requests(files: ObjectStore) -> int:
     return files.delete_older(_ALL, files.now() - OLD_SECONDS)
 
 
+def plead(files: ObjectStore, seconds: float) -> str:
+    """Ask the other writers to wait for once. Return the path of the plea."""
+    path = f"{FOLDER}/plea-{1_000 * min(seconds, LONGEST_PLEA):.0f}-{uuid.uuid4().hex}"
+    with wrap_store_errors(files.root, "writing to"):
+        files.write(path, b"")
+    return path
+
+
+def delete_soon(files: ObjectStore, paths: Sequence[str]) -> None:
+    """Delete requests or pleas. The caller does not wait for it."""
+
+    def delete() -> None:
+        try:
+            files.delete_many(paths)
+        except STORE_ERRORS as error:
+            _log.debug("requests in %s were not deleted: %s", files.root, error)
+
+    # The files of a killed process are stale soon.
+    threading.Thread(target=delete, name="spark_mq requests", daemon=True).start()
+
+
 class Peers:
     """What a process knows of the other writers of a table."""
 
     def __init__(self) -> None:
         self._quiet_commits = QUIET_COMMITS
+        self._lone_commits = 0  # since the last look for others
+        self._known: Set[str] = frozenset()  # names in the last listing
+        self._wait_once = 0.0  # seconds that others asked for
         self.leads = False  # whether a thread of this process commits for others
         self.led_until = 0.0  # until then, the next commit of a writer that leads is expected
         self.cycle = 0.0  # seconds from one commit of the leader to the next, lately, or 0
@@ -111,6 +144,40 @@ class Peers:
     def note_commit(self, *, shared: bool) -> None:
         """Note a commit that ran commands of this process, and perhaps those of others."""
         self._quiet_commits = 0 if shared else self._quiet_commits + 1
+
+    def note_lone_commit(self, files: ObjectStore) -> None:
+        """Note a commit without a turn. Look for others beside the next one now and then."""
+        self._quiet_commits += 1
+        self._lone_commits += 1
+        if self._lone_commits >= LOOK_EVERY:
+            self._lone_commits = 0
+            look = threading.Thread(
+                target=self._look_for_others, args=(files,), name="spark_mq requests", daemon=True
+            )
+            look.start()
+
+    def _look_for_others(self, files: ObjectStore) -> None:
+        try:
+            known = self._known
+            if self.read_names(file.path for file in files.list(FOLDER)) - known:
+                self.met()
+        except OSError as error:  # also a name that the store's client cannot read
+            _log.debug("requests in %s were not listed: %s", files.root, error)
+
+    def read_names(self, paths: Iterable[str]) -> Set[str]:
+        """Note the pleas among the names of a listing, each once. Return the names."""
+        names = {path.rpartition("/")[2] for path in paths}
+        pleas = [_PLEA.fullmatch(name) for name in names - self._known]
+        asked = [int(plea[1]) / 1_000 for plea in pleas if plea is not None]
+        self._known = names
+        self._wait_once = min(max([self._wait_once, *asked]), LONGEST_PLEA)
+        return names
+
+    def grant_pleas(self) -> None:
+        """Wait for once if another writer has asked for it."""
+        seconds, self._wait_once = self._wait_once, 0.0
+        if seconds:
+            time.sleep(seconds)
 
     def read_note(self, note: Mapping[str, Any]) -> None:
         """Note what the commit of another writer says, perhaps one of some time ago."""
@@ -167,7 +234,6 @@ class DelegationTurn(CommitTurn):
         self._latency = 0.0  # of the write of the file, in seconds
         self._look_at = 0.0  # the time before which there is no outcome
         self._looked = False  # for commits since the write of the file
-        self._others_share = False
         self._led_commits = 0  # that came since, and did not run the own request
         self._names: list[str] = []  # paths of the requests to run with the next own commit
         self._stale: list[str] = []
@@ -176,7 +242,7 @@ class DelegationTurn(CommitTurn):
     def request_id(self) -> str:
         return self._request.request_id
 
-    def wait(self, until: float) -> Any | None:
+    def wait(self, until: float, is_idle: Callable[[], bool] = lambda: False) -> Any | None:
         self.delegate()
         began, listed, listed_at = time.monotonic(), None, -1
         self._look_at = began + REQUESTS_BEFORE_OUTCOME * self._latency
@@ -188,6 +254,8 @@ class DelegationTurn(CommitTurn):
                 if self._log.state.version == listed_at:
                     return None
                 listed, listed_at = self._look(), self._log.state.version
+                if is_idle():  # what commits nothing does not have to wait for those before it
+                    return None
             else:
                 self._wait_for_commit(min(until, now + WAIT_PER_WRITER_SECONDS))
         return self._ran[self.request_id]
@@ -227,11 +295,17 @@ class DelegationTurn(CommitTurn):
         self._led_commits += len(found)  # others may have landed before the request
         self._looked = True
 
-    def find_more_requests(self) -> None:
-        """Look for the requests to run after those of the own commit."""
+    def find_more_requests(self, expected: int) -> None:
+        """Look for the requests to run after those of the own commit, twice if not all are there.
+
+        So many are expected, because most writers that a commit served delegate again at once.
+        """
         time.sleep(REQUESTS_BEFORE_NEXT * self._latency)
-        # A commit of another writer is rare now, and the own one finds out all the same.
-        self._is_turn(self._look(follow=not self._log.only_writer), 0.0)
+        for _ in range(2):
+            # A commit of another writer is rare now, and the own one finds out all the same.
+            self._is_turn(self._look(follow=not self._log.only_writer), 0.0)
+            if len(self._names) >= expected:
+                return
 
     def _look(self, *, follow: bool = True) -> list[FileInfo]:
         """Look for requests, and for commits at the same time. Return the requests."""
@@ -243,7 +317,9 @@ class DelegationTurn(CommitTurn):
             if follow:
                 self._follow()
             try:
-                return [file for file in listing.result() if is_request(file.path)]
+                listed = listing.result()
+                self._peers.read_names(file.path for file in listed)
+                return [file for file in listed if is_request(file.path)]
             except OSError as error:  # also a name that the store's client cannot read
                 _log.debug("requests in %s were not listed: %s", self._files.root, error)
                 return []
@@ -283,15 +359,6 @@ class DelegationTurn(CommitTurn):
             self._read_note(commit.note)
         return known_after
 
-    def _read_note(self, note: Mapping[str, Any]) -> None:
-        super()._read_note(note)
-        self._others_share = self._others_share or isinstance(note.get(SERVED), dict)
-
-    def others_share(self) -> bool:
-        """Return whether a commit since then ran requests. Its writer looks for them."""
-        self._take_notes(self._log.state.version)
-        return self._others_share
-
     def others_lead(self, count: int) -> bool:
         """Return whether one of the commits before the last one is by another leader."""
         version = self._log.state.version
@@ -329,19 +396,8 @@ class DelegationTurn(CommitTurn):
 
     def delete(self, requests: Iterable[DelegatedRequest]) -> None:
         """Delete requests. The caller does not wait for it."""
-        # The files of a killed process are stale soon.
-        threading.Thread(
-            target=self._delete,
-            args=([*(f"{FOLDER}/{request.name}" for request in requests), *self._stale],),
-            name="spark_mq requests",
-            daemon=True,
-        ).start()
-
-    def _delete(self, paths: Sequence[str]) -> None:
-        try:
-            self._files.delete_many(paths)
-        except STORE_ERRORS as error:
-            _log.debug("requests in %s were not deleted: %s", self._files.root, error)
+        paths = [f"{FOLDER}/{request.name}" for request in requests]
+        delete_soon(self._files, [*paths, *self._stale])
 
 
 def _with_packed_commands(request: DelegatedRequest, root: str) -> DelegatedRequest:

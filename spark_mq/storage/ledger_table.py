@@ -12,6 +12,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +28,7 @@ from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_tab
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.commit_turn import SERVED, CommitTurn
-from spark_mq.storage.delegated_commands import DelegationTurn, Peers, delete_old_requests
+from spark_mq.storage.delegated_commands import DelegationTurn, Peers, delete_old_requests, plead
 from spark_mq.storage.heartbeat_files import delete_heartbeats, delete_old_heartbeats
 from spark_mq.storage.ledger_files import (
     LEASES_SCHEMA,
@@ -69,6 +70,9 @@ class _Token(NamedTuple):
     files: tuple[AddFile, ...]
 
 
+EncodedFile = tuple[AddFile, bytes | memoryview]  # a ledger's file, and its content
+
+
 class LedgerTable:
     """Keep the ledgers in a Delta table. Thread-safe."""
 
@@ -78,8 +82,7 @@ class LedgerTable:
         self.path = path
         self.storage_options = dict(storage_options or {})
         self.files = ObjectStore(path, self.storage_options, durable=durable)
-        # Over a store no file is lost, so there is nothing to secure.
-        self._secure = partial(secure_files, self.files, sync=True) if self.files.is_local else None
+        self._secure = partial(secure_files, self.files, sync=self.files.is_local)
         write_soon = partial(checkpoint_soon, secure=self._secure)
         self.log = DeltaLog(self.files, on_checkpoint=write_soon)
         self.notifier = notifier_for(self.files.key)
@@ -152,7 +155,7 @@ class LedgerTable:
     def may_skip_look(self) -> bool:
         """Return whether a look would probably find nothing, and costs a request."""
         # Over a store a look costs a request, and the put finds out all the same.
-        return not self.files.is_local and self.log.only_writer
+        return not self.files.is_local and self.log.only_writer and not self.peers.delegate
 
     def _partition(self, group: str, refresh: bool) -> tuple[int, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:
@@ -204,8 +207,8 @@ class LedgerTable:
         """
         stored = [snapshot for snapshot, _ in changes]
         ledgers = {each.group: ledger for each, ledger in changes if ledger is not None}
-        written = self.files.for_each(list(ledgers.items()), self._write_file)
-        added = dict(zip(ledgers, written, strict=True))
+        files = [self._encoded(group, ledger) for group, ledger in ledgers.items()]
+        added = {group: file for group, (file, _) in zip(ledgers, files, strict=True)}
         change = Change(
             operation_id,
             note,
@@ -220,7 +223,8 @@ class LedgerTable:
         )
         try:
             base = min(each.token.version for each in stored)
-            version = self.log.commit(change, base)
+            with self._written(files):
+                version = self.log.commit(change, base)
         except (CommitConflict, StorageError) as error:
             # In an object store a failed commit may land later.
             lost = isinstance(error, CommitConflict) or (
@@ -234,7 +238,9 @@ class LedgerTable:
         if self._notes_read_up_to == version - 1:
             self._notes_read_up_to = version
         if not self._files_checked:
-            self.repair_files()
+            self._files_checked = True
+            if self.files.is_local:  # over a store the sweep does it, because that costs requests
+                self.repair_files()
         for snapshot, ledger in changes:
             group = snapshot.group
             if ledger is None:
@@ -267,32 +273,57 @@ class LedgerTable:
             self.peers.met()
         return DelegationTurn(self.files, self.log, commands, self.peers)
 
-    def ask_others(self, note: Mapping[str, Any]) -> None:
-        """Tell the other writers something by a commit that changes nothing."""
-        self._last_operation = uuid.uuid4().hex
-        change = Change(self._last_operation, {"operation": "ask others to wait", **note})
+    def ask_others(self, pause: float, attempt: float) -> Sequence[str]:
+        """Ask the other writers to make room for one that loses each race.
+
+        It pauses for a mean time before each attempt, which takes some time as well. On a disk this
+        is a commit that changes nothing, and names the pause. Over a store a writer that needs one
+        request for a commit would win that race, too, so it is a file. Return its path.
+        """
         try:
-            self.log.commit(change, self.log.refresh().version)
+            if self.delegates:
+                return [plead(self.files, 2 * (pause + attempt))]
+            note = {"operation": "ask others to wait", PAUSE: round(pause, 3)}
+            self._last_operation = uuid.uuid4().hex
+            self.log.commit(Change(self._last_operation, note), self.log.refresh().version)
         except SparkMQError as error:
             _log.debug("asking other writers of %s failed: %s", self.path, error)
+        return []
 
-    def _write_file(self, named: tuple[str, Ledger]) -> AddFile:
-        group, ledger = named
+    def _encoded(self, group: str, ledger: Ledger) -> EncodedFile:
+        """Return the file of a ledger, and its content."""
         encoded = encode_ledger(ledger)
         path = f"{_PARTITION}={group}/part-{uuid.uuid4()}.parquet"
-        with wrap_store_errors(self.path, f"changing group {group!r} in"):
-            self.files.write(path, encoded.data, sync=False)
         tags = {REACHED: str(ledger.end_sequence)}
         if encoded.tag is not None:
             tags[LEDGER_TAG] = encoded.tag
         size = len(encoded.data)
-        return AddFile(path, size, encoded.rows, {_PARTITION: group}, tags=tags)
+        return AddFile(path, size, encoded.rows, {_PARTITION: group}, tags=tags), encoded.data
+
+    @contextlib.contextmanager
+    def _written(self, files: Sequence[EncodedFile]) -> Iterator[None]:
+        """Write the files of a commit, and run the block that commits them.
+
+        Over a store both happen at the same time if the log has all rows, too. The first commit of
+        a process waits, so that it fails if the process may not write files.
+        """
+        in_log = all(LEDGER_TAG in file.tags for file, _ in files)
+        if self.files.is_local or not in_log or not files or not self._files_checked:
+            with wrap_store_errors(self.path, "changing groups in"):
+                self.files.for_each(files, self._put)
+            yield
+            return
+        with ThreadPoolExecutor(len(files)) as pool:
+            puts = [pool.submit(self._put, file) for file in files]
+            yield
+        for error in filter(None, (put.exception() for put in puts)):
+            _log.warning("a file of %s is left to the next sweep: %s", self.path, error)
+
+    def _put(self, file: EncodedFile) -> None:
+        self.files.write(file[0].path, file[1], sync=False)
 
     def repair_files(self) -> None:
-        """Write small files again that a power cut took, unless a checkpoint has secured them."""
-        self._files_checked = True
-        if not self.files.is_local:
-            return
+        """Write small files again that are missing, unless a checkpoint has secured them."""
         try:
             first, state = last_checkpoint(self.files) + 1, self.log.state
             live = {file.path for file in state.files()}

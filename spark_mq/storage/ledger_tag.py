@@ -131,7 +131,7 @@ def to_arrow(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 
 
 def secure_files(store: ObjectStore, files: Iterable[AddFile], *, sync: bool) -> None:
-    """Write small files again that a power cut took, and with `sync` make all of them durable."""
+    """Write small files again that are missing, and with `sync` make all of them durable."""
     for file in files:
         rows = rows_in_tag(file)
         if rows is None:

@@ -18,7 +18,7 @@ from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.storage.commit_turn import CYCLE, LEADS, SERVED, CommitTurn, DelegatedRequest
-from spark_mq.storage.delegated_commands import DelegationTurn
+from spark_mq.storage.delegated_commands import DelegationTurn, delete_soon
 from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot, note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import too_many_conflicts
@@ -31,6 +31,8 @@ TIMEOUT_SECONDS: Final = 30.0
 # Lost races in a row after which a writer asks the others to pause. Otherwise a much slower writer
 # would lose each race. Other writers lose fewer, and ask for nothing.
 ASK_AFTER: Final = 5
+# The same over a store for a writer whose commands nobody else can run.
+ASK_SOON_AFTER: Final = 2
 
 # How long a writer leads. Then any other one may, because the first one may be a slow one.
 LEAD_SECONDS: Final = 10.0
@@ -93,6 +95,7 @@ class OptimisticCommit:
         self._store, self._batch = store, batch
         self._groups = batch.groups  # of the own commands
         self._losses = 0
+        self._pleas: list[str] = []  # files that ask the others to wait
         self._is_nested = False  # whether the thread is in another commit to the table
         self._backoff, self._peers = store.backoff, store.peers
         self._turn: CommitTurn | None = None
@@ -145,6 +148,8 @@ class OptimisticCommit:
             refresh = True
 
     def _end_turn(self) -> None:
+        if self._pleas:
+            delete_soon(self._store.files, self._pleas)
         if self._leads:
             # Its caller need not wait for it. It is no daemon, because the end of a process must
             # not cut a request of the store's client.
@@ -191,17 +196,23 @@ class OptimisticCommit:
         if self._turn is None and not self._is_nested:
             self._turn = self._store.turn(self._batch.delegable, lost=self._losses > 0)
         turn = self._turn
-        if turn is not None and (outcome := turn.wait(until)) is not None:
+        if turn is not None and (outcome := turn.wait(until, self._is_idle)) is not None:
             self._won(0.0, shared=turn.shared)
             self._batch.accept(outcome)
             self._store.was_changed = True
             return True
+        self._peers.grant_pleas()
         # Writers that share make few commits, so a race with them is rare.
         if self._backoff.pause and self._delegation is None:
             self._backoff.wait(self._batch.priority.value)
         if turn is not None:
             self._take_requests(turn)
         return False
+
+    def _is_idle(self) -> bool:
+        """Return whether the commands change nothing in the ledgers as of the last look."""
+        snapshots = {group: self._snapshot(group, looked=True) for group in self._batch.groups}
+        return not self._batch.apply(snapshots)
 
     @property
     def _delegation(self) -> DelegationTurn | None:
@@ -228,12 +239,9 @@ class OptimisticCommit:
             group = self._groups[0] if len(self._groups) == 1 else None
             raise too_many_conflicts(what, self._losses, TIMEOUT_SECONDS, group) from error
         self._backoff.lost(now - began)
-        if self._delegation is not None:
-            if not self._delegation.others_share():
-                # The winner does not look for requests yet. Such a note makes it look.
-                self._store.ask_others({SERVED: {}})
-        elif self._losses % ASK_AFTER == 0:
-            self._store.ask_others({PAUSE: round(self._backoff.pause, 3)})
+        soon = self._store.delegates and self._delegation is None
+        if self._losses % ASK_AFTER == 0 or (soon and self._losses == ASK_SOON_AFTER):
+            self._pleas += self._store.ask_others(self._backoff.pause, now - began)
 
     def _write(
         self,
@@ -285,6 +293,8 @@ class OptimisticCommit:
         self._backoff.won(seconds)
         if self._delegation is not None:
             self._peers.note_commit(shared=shared)
+        elif self._store.delegates:
+            self._peers.note_lone_commit(self._store.files)
 
     def _may_lead(self) -> bool:
         """Return whether this writer makes the next commit, too, if others delegate."""
@@ -310,10 +320,10 @@ class OptimisticCommit:
         try:
             # The process ends with its main thread.
             while self._leads and threading.main_thread().is_alive():
-                began, self._ran, self._batch = time.monotonic(), (), self._batch.of_others()
-                if self._backoff.pause:  # another writer has asked for it
-                    self._backoff.wait()
-                turn.find_more_requests()
+                began, served = time.monotonic(), len(self._ran)
+                self._ran, self._batch = (), self._batch.of_others()
+                self._peers.grant_pleas()
+                turn.find_more_requests(served)
                 self._take_requests(turn)
                 snapshots, _ = self._read(None)
                 self._was_run()

@@ -75,7 +75,6 @@ class Requests(Writers):
         if writer.turn is None:
             writer.table.log.refresh()
             writer.turn = DelegationTurn(writer.table.files, writer.table.log, [{"x": at}])
-            writer.turn._delete = writer.deletes.append  # type: ignore[method-assign]
             writer.turn.delegate()
 
     def look(self, at: int) -> None:
@@ -163,7 +162,7 @@ class Leaders(Requests):
         if writer is None or turn is None or writer is not self.writers[at]:
             return
         if not requests:
-            turn.find_more_requests()
+            turn.find_more_requests(0)
             if found := turn.requests_to_run():
                 self.led[at] = writer, turn, found
             return

@@ -19,7 +19,7 @@ from support.byte_store import ByteStore, Call
 from support.handles import again, housekeep, on_commit, until
 from support.handles import lease as leased
 from support.limits import Limits
-from support.machines import machines, processes, sharing
+from support.machines import end_requests, machines, processes, sharing
 from support.tables import ledgers_of
 
 from spark_mq import Lease, Queue, errors
@@ -31,9 +31,11 @@ from spark_mq.operations.command_json import decode_result, encode_command
 from spark_mq.storage.commit_turn import CYCLE, LEADS, MAX_BYTES, SERVED, id_of, packed_of
 from spark_mq.storage.delegated_commands import (
     FOLDER,
+    LOOK_EVERY,
     DelegationTurn,
     Peers,
     delete_old_requests,
+    plead,
 )
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.user import act_as
@@ -120,10 +122,7 @@ def keep_requests(byte_store: ByteStore) -> None:
 
 
 def deleted(queue: Queue) -> bool:
-    """Wait until the threads have ended that run and delete requests."""
-    while found := [one for one in threading.enumerate() if one.name == "spark_mq requests"]:
-        for thread in found:
-            thread.join(30)
+    end_requests()
     return not files(queue)
 
 
@@ -191,6 +190,64 @@ def test_a_writer_that_meets_nobody_stops_delegating(queue: Queue, byte_store: B
     for _ in range(6):
         leased(queue, 1)
     assert sum(path.startswith(FOLDER) for path in written) == 3
+
+
+def test_a_writer_that_meets_nobody_finds_a_request_soon(queue: Queue) -> None:
+    """A writer alone wins each race over a store, because it does not look before it commits."""
+    alone = again(queue)
+    turn = delegate(queue, lease_of(5))
+    for _ in range(LOOK_EVERY):
+        leased(alone, 1)
+    end_requests()  # with the look
+    leased(alone, 1)
+    (result,) = outcome(turn)
+    assert len(sequences(decode_result(lease_of(5), result))) == 5
+
+
+def pleas(queue: Queue) -> list[Path]:
+    return list(Path(queue.path, "leases", FOLDER).glob("plea-*"))
+
+
+def test_a_writer_that_can_delegate_nothing_pleads_after_two_lost_races(
+    queue: Queue, byte_store: ByteStore
+) -> None:
+    alone, seen = again(queue), list[int]()
+
+    def lose(call: Call) -> Any:
+        seen.append(len(pleas(queue)))
+        if len(seen) <= 4:
+            leased(alone, 1)
+        return call.run()
+
+    byte_store.on("create", act=lose, of=ledgers_of(queue).files)
+    act_as("ann", lambda: leased(queue, 5))
+    assert seen == [0, 0, 1, 1, 1]
+    assert deleted(queue)
+    assert not pleas(queue)
+
+
+@pytest.mark.parametrize(("asked", "granted"), [(0.25, 0.25), (900.0, 1.0)])
+def test_a_plea_is_granted_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, asked: float, granted: float
+) -> None:
+    waits, peers = list[float](), Peers()
+    monkeypatch.setattr(time, "sleep", waits.append)
+    path = plead(ledgers_of(queue).files, asked)
+    for _ in range(3):
+        peers.read_names([path, f"{FOLDER}/plea-x", f"{FOLDER}/plea-99999999-{uuid.uuid4().hex}"])
+        peers.grant_pleas()
+    assert waits == [granted]
+
+
+def test_a_lease_of_nothing_does_not_wait_for_the_writers_before_it(
+    queue: Queue, limits: Limits
+) -> None:
+    """Of 32 workers that found a queue empty at once, the last one waited for 31 seconds."""
+    leased(queue, 20)
+    limits(turn_seconds=3600.0)
+    for _ in range(3):
+        delegate(again(queue), lease_of())
+    assert queue.group().lease("w") is None
 
 
 def test_a_commit_runs_what_is_delegated_of_all_groups(queue: Queue) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.handles import again, history, lease
 from support.limits import Limits
+from support.readers import reads_beside_a_writer
 from support.tables import ledgers_of
 
 from spark_mq import Queue, errors
@@ -220,54 +219,6 @@ def test_after_an_optimize_the_file_counts(queue: Queue) -> None:
     lease(fresh, 2).ack()
     assert LEDGER_TAG in added(queue)[0].tags
     assert again(queue).group().stats().acked == 2
-
-
-def opened(path: str) -> DeltaTable:
-    """Open the newest version, again if the listing of the log's folder caught a commit between.
-
-    delta-rs has two texts for it: after the first commit and after a checkpoint.
-    """
-    while True:
-        try:
-            return DeltaTable(path)
-        except DeltaError as error:
-            if "gap" not in str(error).lower():
-                raise
-
-
-COMMITS_OF_A_READ = 10
-
-
-def reads_beside_a_writer(queue: Queue, reads: int) -> None:
-    """Each read of the newest version by delta-rs finds the file of a ledger, and all its rows."""
-    stop, failures = threading.Event(), list[BaseException]()
-    group, allowed = queue.group(), threading.Semaphore(0)
-
-    def write() -> None:
-        try:
-            held = group.lease("w", max_messages=2)
-            while held is not None and not stop.is_set():
-                if allowed.acquire(timeout=0.1):
-                    held.extend()
-        except BaseException as error:
-            failures.append(error)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        versions = set()
-        for _ in range(reads):
-            # Without a limit, each listing of a log that only grows would catch a commit between.
-            allowed.release(COMMITS_OF_A_READ)
-            table = opened(ledgers_of(queue).path)
-            rows = table.to_pyarrow_table(columns=["state"])
-            assert rows["state"].to_pylist().count("header") == 1
-            versions.add(table.version())
-    finally:
-        stop.set()
-        writer.join()
-    assert not failures
-    assert len(versions) > reads // 20, "the writer was busy"
 
 
 @pytest.mark.parametrize("reads", [100, pytest.param(500, marks=pytest.mark.slow)])

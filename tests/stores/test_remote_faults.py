@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.faulty_store import AFTER, BEFORE, CONFLICT, REFUSED, RESET, SLOW, FaultyStore
+from support.readers import opened, reads_beside_a_writer
 from support.stores import RemoteStore
-from support.tables import group_ledger_of, messages_of
+from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import StorageError
@@ -89,6 +90,48 @@ def test_a_lease_whose_reply_is_lost_is_taken_once(
     assert faulty.met() == 1
     assert lease.messages[0].delivery_count == 1
     assert other.group().stats().leased == 1
+
+
+def states(other: Queue) -> list[str]:
+    """What SQL sees of the ledgers."""
+    table = opened(ledgers_of(other)).to_pyarrow_table(columns=["state"])
+    return table["state"].to_pylist()
+
+
+def test_a_file_that_a_store_refuses_after_the_commit_is_left_to_the_sweep(
+    queue: Queue, other: Queue, faulty: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has its rows, so nothing is lost but what SQL sees until then."""
+    queue.publish(["a", "b"])
+    queue.group().lease("w", max_messages=1)
+    faulty.always(REFUSED, "PUT", "leases/consumer_group")
+    lease = queue.group().lease("w", max_messages=1)
+    assert [m.value for m in lease.messages] == [b"b"]
+    assert "is left to the next sweep" in caplog.text
+    assert other.group().stats().leased == 2
+    with pytest.raises(OSError, match="not found"):
+        states(other)
+    other.sweep()
+    assert states(other).count("leased") == 2
+
+
+def test_a_process_that_may_not_write_files_changes_nothing(
+    other: Queue, faulty: FaultyStore
+) -> None:
+    other.publish(["a", "b"])
+    other.group().ensure()
+    faulty.always(REFUSED, "PUT", "leases/consumer_group")
+    with pytest.raises(StorageError) as raised:
+        Queue.open(other.path, storage_options=faulty.options).group().lease("w")
+    assert raised.value.landed is False
+    assert other.group().stats().leased == 0
+
+
+@pytest.mark.slow
+def test_a_reader_beside_a_busy_writer_never_misses_a_file(other: Queue) -> None:
+    """Although the file and the log entry that names it are put at the same time."""
+    other.publish(["a", "b"])
+    reads_beside_a_writer(other, 500)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from spark_mq.util.fair_lock import FairLock
 from support.limits import Limits
 from support.tables import ledgers_of
 
-__all__ = ["machines", "processes", "sharing"]
+__all__ = ["end_requests", "machines", "processes", "sharing"]
 
 
 @pytest.fixture
@@ -41,3 +42,10 @@ def sharing(queue: Queue, *, led_for: float = 0.0) -> Queue:
     peers.met()
     ledgers_of(queue).peers = peers
     return queue
+
+
+def end_requests() -> None:
+    """Wait until the threads have ended that look for requests, run and delete them."""
+    while threads := [each for each in threading.enumerate() if each.name == "spark_mq requests"]:
+        for thread in threads:
+            thread.join(30)
