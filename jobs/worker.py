@@ -82,8 +82,6 @@ SOURCE = {
                                      "Default: 100ms, 2s on a store"),
     "valueSchema": ("DDL", "the schema of JSON values, such as 'id INT, items ARRAY<STRING>'. "
                            "Adds the columns data and data_error"),
-    "valueFormat": ("FORMAT", "text, or Avro or Protobuf by the option of a format. Adds the "
-                              "columns data and data_error"),
 }  # fmt: skip
 BATCH = {
     "on_error": ("|".join(ON_ERROR),

@@ -103,7 +103,6 @@ _MODULES = {
 # On top of all modules, so that the core depends on no other product, and the Python side not on
 # the Spark side. Each loads at first use.
 INTEGRATIONS["catalog"] = "spark_mq.integrations.unity_catalog"
-INTEGRATIONS["formats"] = "spark_mq.integrations.formats"
 INTEGRATIONS["telemetry"] = "spark_mq.integrations.opentelemetry"
 INTEGRATIONS["for_each_batch"] = "spark_mq.spark.foreach_batch"
 INTEGRATIONS["group_reads"] = "spark_mq.spark.group_reads"

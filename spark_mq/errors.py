@@ -38,7 +38,6 @@ __all__ = [
     "StorageError",
     "StreamFenced",
     "TablesDisagree",
-    "UnknownSchema",
     "UnsupportedTable",
     "UsedAfterFork",
 ]
@@ -88,13 +87,6 @@ class InvalidPayload(SparkMQError, ValueError):
     """
 
     sequence: int | None = None
-
-
-class UnknownSchema(SparkMQError, LookupError):
-    """Raised if a payload has the id of a schema that its format was not given.
-
-    The payload may still be right, so a worker tries the message again. Data: ``schema_id``.
-    """
 
 
 class InvalidSchema(SparkMQError, ValueError):

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
+from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.maintenance.condition import name_of
 from spark_mq.maintenance.dead_letters import letter_schema
 from spark_mq.message import (
@@ -193,7 +193,7 @@ class _Checked(Repair):
         """Return why the format refuses a value, or None if it accepts it."""
         try:
             self._format.decode(value)
-        except (InvalidPayload, UnknownSchema) as error:
+        except InvalidPayload as error:
             return truncate_error(f"the format refuses it: {safe_text(error)}")
         return None
 

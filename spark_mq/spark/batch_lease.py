@@ -22,6 +22,7 @@ from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.spark.lease_router import LeaseRouter
+from spark_mq.spark.schema import DATA_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -228,13 +229,12 @@ class BatchLease:
 
         The rows and columns are those of the source, without the query's own changes, and in no
         order. Messages that are already settled are left out, except with ``ack="on_receive"``.
-        Spark does not count them as input rows. If `batch` has the columns ``data`` and
-        ``data_error`` of ``valueSchema`` or ``valueFormat``, the values are parsed again.
+        Spark does not count them as input rows.
 
         Spark must be able to read the object store by its own settings, because the source's
         ``storageOptions.*`` do not reach it. If a file has an unusual name or other column types,
-        or the lease is in thousands of pieces, the result is the batch as `process` got it, with
-        its settled messages.
+        the lease is in thousands of pieces, or the values are parsed by ``valueSchema``, the result
+        is the batch as `process` got it, with its settled messages.
 
         Raises
         ------
@@ -249,9 +249,10 @@ class BatchLease:
         >>> def process(batch, lease):
         ...     lease.read().groupBy("key").count().write.mode("append").parquet("/tables/counts")
         """
-        from spark_mq.spark.json_values import is_parsed, with_data
         from spark_mq.spark.lease_frame import read_held
 
+        if set(DATA_COLUMNS) <= set(self._batch.columns):
+            return self._batch
         held = self._held() if self._acked is None else self._acked
         groups = map(self._owners.of, self.lease_ids)
         rows = read_held(
@@ -259,10 +260,7 @@ class BatchLease:
             zip(groups, held, strict=True),
             several=self._union_batch is not None,
         )
-        if rows is None:
-            return self._batch
-        schema = self._batch.schema
-        return with_data(rows, schema["data"]) if is_parsed(schema) else rows
+        return self._batch if rows is None else rows
 
     def _held(self) -> list[list[Range]]:
         return [

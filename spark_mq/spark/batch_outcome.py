@@ -119,9 +119,8 @@ class RejectInvalid:
         if missing:
             name = min(missing)
             raise InvalidSchema(
-                f"invalid='reject' needs the column {name!r}. Read with the option valueSchema "
-                f"or valueFormat, and keep data_error, lease_id and sequence in your "
-                f"transformations",
+                f"invalid='reject' needs the column {name!r}. Read with the option valueSchema, "
+                f"and keep data_error, lease_id and sequence in your transformations",
                 column=name,
             )
         batch = batch.persist()  # Two jobs read it, and Python parses it.

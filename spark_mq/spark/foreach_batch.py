@@ -110,13 +110,13 @@ def for_each_batch(
         columns between the source and foreachBatch. Rows, columns, types and order are the same,
         and large batches are faster, because no byte goes through Python. "python": always by the
         source's tasks. With "spark", they still read small batches, unions of streams, leases in
-        many files and ordered groups. So they do with ``minPartitions``, ``valueSchema`` or
-        ``valueFormat``, for stores that Spark cannot read, and over Connect. Default: "spark".
+        many files and ordered groups. So they do with ``minPartitions`` or
+        ``valueSchema``, for stores that Spark cannot read, and over Connect. Default: "spark".
     invalid
-        What happens to values that do not fit the source's ``valueSchema`` or ``valueFormat``.
-        "keep": `process` gets them, with ``data_error``. "reject": they become dead letters with
-        that reason before `process` is called. It is not called for a batch without a valid value.
-        Default: "keep".
+        What happens to values that do not fit the source's ``valueSchema``, or have a reason in a
+        column ``data_error`` of your own. "keep": `process` gets them. "reject": they become dead
+        letters with that reason before `process` is called. It is not called for a batch without
+        a valid value. Default: "keep".
     sweep
         Sweep the queues of the groups so often while batches come: "1s" to "1h". Of all workers
         that do so, one at a time sweeps, in a thread that no batch waits for. Default: another

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from spark_mq.delta.object_store import absolute_path, canonical_uri
 from spark_mq.errors import InvalidOption
@@ -22,7 +22,6 @@ from spark_mq.operations.create import open_context
 from spark_mq.spark.batch_publish import PRODUCER_OPTIONS, SinkProducer
 from spark_mq.spark.json_values import JsonParser
 from spark_mq.spark.schema import check_projection, read_schema, with_json_values
-from spark_mq.spark.value_formats import FormatParser
 from spark_mq.streaming.source import StreamOptions
 from spark_mq.util.clock import SECOND
 from spark_mq.util.validation import (
@@ -55,7 +54,6 @@ READ_OPTIONS: Final = (
     "pollInterval",
     "idlePollInterval",
     "valueSchema",
-    "valueFormat",
     "outcomes",
 )
 WRITE_OPTIONS: Final = ("path", *PRODUCER_OPTIONS)
@@ -85,8 +83,6 @@ class ReadOptions:
     poll: int = SECOND // 20
     idle_poll: int = SECOND // 10
     value_schema: str | None = None  # of JSON values, as DDL
-    value_format: str | None = None
-    format_type: DataType | None = None  # of its values
     outcomes: bool = False  # read what the group has settled, a batch only
 
     @classmethod
@@ -101,10 +97,7 @@ class ReadOptions:
             storage_options=storage,
             group=validate_group("consumerGroup", own.get("consumergroup", "default")),
             group_named="consumergroup" in own,
-            create_group=validate_choice(
-                "createGroup", own.get("creategroup", "true"), ("true", "false")
-            )
-            == "true",
+            create_group=_is_on(own, "createGroup", "true"),
             start=validate_position("startingPosition", own.get("startingposition", "earliest")),
             stream=_stream_options(own),
             min_partitions=validate_count(
@@ -113,21 +106,17 @@ class ReadOptions:
             poll=poll,
             idle_poll=idle_poll,
             value_schema=_value_schema(own),
-            value_format=own.get("valueformat"),
-            format_type=_format_type(own),
             outcomes=_outcomes(own),
         )
 
     def columns(self) -> StructType | str:
         """Return the columns of a read, as DDL if Spark has to parse some of them."""
-        schema = read_schema(
-            self.several, self.format_type, self.value_format, outcomes=self.outcomes
-        )
+        schema = read_schema(self.several, outcomes=self.outcomes)
         return schema if self.value_schema is None else with_json_values(schema, self.value_schema)
 
     def check_columns(self, schema: StructType) -> None:
         """Raise InvalidSchema for columns that a read lacks, InvalidOption for types of JSON."""
-        data = self.format_type
+        data = None
         if self.value_schema is not None and "data" in schema.names:
             data = schema["data"].dataType
             JsonParser(data)  # which refuses types that no JSON value has
@@ -166,6 +155,10 @@ class WriteOptions:
         return open_context(self.path, self.storage_options)
 
 
+def _is_on(own: Mapping[str, str], name: str, default: str) -> bool:
+    return validate_choice(name, own.get(name.lower(), default), ("true", "false")) == "true"
+
+
 def _value_schema(own: Mapping[str, str]) -> str | None:
     text = own.get("valueschema")
     if text is not None and not text.strip():
@@ -177,22 +170,9 @@ def _value_schema(own: Mapping[str, str]) -> str | None:
     return text
 
 
-def _format_type(own: Mapping[str, str]) -> DataType | None:
-    """Return the type of the column ``data``, if a format decodes values. Raise InvalidOption."""
-    if "valueformat" not in own:
-        return None
-    if "valueschema" in own:
-        raise InvalidOption(
-            "valueSchema is for JSON, and valueFormat has its own schema: give one of them",
-            option="valueSchema",
-            value=own["valueschema"],
-        )
-    return FormatParser(own["valueformat"]).kind
-
-
 def _outcomes(own: Mapping[str, str]) -> bool:
     """Return whether a read is of settled messages. It needs the name of a group."""
-    wanted = validate_choice("outcomes", own.get("outcomes", "false"), ("true", "false")) == "true"
+    wanted = _is_on(own, "outcomes", "false")
     if wanted and "consumergroup" not in own:
         raise InvalidOption(
             "outcomes='true' reads what a group has settled: name it by the option consumerGroup",
@@ -221,10 +201,7 @@ def _stream_options(own: Mapping[str, str]) -> StreamOptions:
             "maxLeaseDuration", own.get("maxleaseduration", "30m")
         ),
         ack_on_commit=_acks(own.get("ack", "on_success")),
-        fail_on_data_loss=validate_choice(
-            "failOnDataLoss", own.get("failondataloss", "true"), ("true", "false")
-        )
-        == "true",
+        fail_on_data_loss=_is_on(own, "failOnDataLoss", "true"),
     )
 
 

@@ -18,7 +18,7 @@ from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.spark.schema import DATA_COLUMNS, PAYLOAD_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
-    from spark_mq.spark.value_formats import ValueParser
+    from spark_mq.spark.json_values import JsonParser
     from spark_mq.streaming.lanes import LaneRuns
 
 PARTITION_BYTES = 64 * 2**20
@@ -101,13 +101,11 @@ def _divide(pieces: Iterable[Piece], shares: Iterator[int]) -> Iterator[list[Pie
         yield part
 
 
-def read(
-    partition: InputPartition, schema: StructType, value_format: str | None = None
-) -> Iterator[pa.RecordBatch]:
+def read(partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition, in the columns of `schema`."""
     if not isinstance(partition, SlicePartition):  # Spark's own, for a batch without slices
         return
-    wanted, parser = arrow_schema(schema), _parser(schema, value_format)
+    wanted, parser = arrow_schema(schema), _parser(schema)
     stored = wanted if parser is None else _without_data(wanted)
     payload = [name for name in stored.names if name in PAYLOAD_COLUMNS]
     reader = MessageReader(
@@ -122,12 +120,12 @@ def read(
         yield from table.to_batches()
 
 
-def _parser(schema: StructType, value_format: str | None) -> ValueParser | None:
+def _parser(schema: StructType) -> JsonParser | None:
     if "data" not in schema.names:
         return None
-    from spark_mq.spark.json_values import data_parser
+    from spark_mq.spark.json_values import JsonParser
 
-    return data_parser(schema["data"].dataType, value_format)
+    return JsonParser(schema["data"].dataType)
 
 
 def _without_data(wanted: pa.Schema) -> pa.Schema:
@@ -136,7 +134,7 @@ def _without_data(wanted: pa.Schema) -> pa.Schema:
     return pa.schema([*kept, pa.field("value", pa.binary())])
 
 
-def _with_data(table: pa.Table, parser: ValueParser, wanted: pa.Schema) -> pa.Table:
+def _with_data(table: pa.Table, parser: JsonParser, wanted: pa.Schema) -> pa.Table:
     data, errors = parser.parse(table["value"].to_pylist())
     parsed = dict(zip(DATA_COLUMNS, (data, errors), strict=True))
     columns = [parsed.get(field.name) for field in wanted]

@@ -165,7 +165,7 @@ class PeekReader(DataSourceReader):
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return partitions.read(partition, self.schema, self.options.value_format)
+        return partitions.read(partition, self.schema)
 
 
 def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Piece]:

@@ -12,21 +12,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from spark_mq.errors import InvalidSchema
 from spark_mq.parquet.schema import FILE_SCHEMA
 
-DATA_COLUMNS: Final = ("data", "data_error")  # that valueSchema and valueFormat add to a read
-_FORMAT_OPTION: Final = "valueFormat"
+DATA_COLUMNS: Final = ("data", "data_error")  # that valueSchema adds to a read
 _ONE_TYPE: Final = re.compile(r"\s*\w+\s*([<(]|$)")  # other schemas of values are columns
-
-
-def data_fields(kind: t.DataType, value_format: str | None = None) -> list[t.StructField]:
-    """Return the columns that a schema of values adds to a read. The first keeps their format."""
-    kept = None if value_format is None else {_FORMAT_OPTION: value_format}
-    return [t.StructField("data", kind, True, kept), t.StructField("data_error", t.StringType())]
-
-
-def format_of(data: t.StructField) -> str | None:
-    """Return the option ``valueFormat`` of a read by its column ``data``, or None for JSON."""
-    option: str | None = data.metadata.get(_FORMAT_OPTION)
-    return option
 
 
 def with_json_values(schema: t.StructType, values: str) -> str:
@@ -80,16 +67,12 @@ OUTCOME_FIELDS: Final = (
 
 
 def read_schema(
-    several: bool,
-    value_type: t.DataType | None = None,
-    value_format: str | None = None,
-    *,
-    outcomes: bool = False,
+    several: bool, value_type: t.DataType | None = None, *, outcomes: bool = False
 ) -> t.StructType:
     schema = SEVERAL_SCHEMA if several else READ_SCHEMA
     added = [*OUTCOME_FIELDS] if outcomes else []
     if value_type is not None:
-        added += data_fields(value_type, value_format)
+        added += [t.StructField("data", value_type), t.StructField("data_error", t.StringType())]
     return t.StructType([*schema.fields, *added]) if added else schema
 
 
@@ -104,7 +87,7 @@ def check_projection(schema: t.StructType, columns: t.StructType) -> None:
         if wanted.name not in known:
             fix = ""
             if wanted.name in DATA_COLUMNS:
-                fix = ". The option valueSchema adds it, or valueFormat"
+                fix = ". The option valueSchema adds it"
             if wanted.name in (outcome.name for outcome in OUTCOME_FIELDS):
                 fix = ". The option outcomes of spark.read adds it"
             raise InvalidSchema(

@@ -45,7 +45,7 @@ class SparkMQDataSource(DataSource):
     def schema(self) -> StructType | str:
         """Return the columns of a read. Spark asks once for each ``load`` without ``.schema``.
 
-        They depend on the options ``path``, ``valueSchema``, ``valueFormat`` and ``outcomes``.
+        They depend on the options ``path``, ``valueSchema`` and ``outcomes``.
         Columns with a ``valueSchema`` are DDL, which Spark parses.
         """
         return ReadOptions.parse(self.options).columns()

@@ -158,9 +158,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition. Not called if Spark's Parquet reader reads the batch instead."""
-        # Not by self.options, whose modules a task would have to load.
-        formats = [text for name, text in self._given.items() if name.lower() == "valueformat"]
-        return partitions.read(partition, self.schema, next(iter(formats), None))
+        return partitions.read(partition, self.schema)
 
     def stop(self) -> None:
         """End the lease's extension. The lease is kept, because its batch may be replayed."""

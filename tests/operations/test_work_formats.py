@@ -12,7 +12,7 @@ from support.tables import ledgers_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
 from spark_mq.errors import InvalidPayload
-from spark_mq.integrations.formats import Avro, Confluent, Json, Protobuf, Pydantic
+from spark_mq.integrations.formats import Avro, Json, Protobuf, Pydantic
 
 ProtoOrder = order_class()
 
@@ -25,7 +25,6 @@ CASES: list[tuple[Any, list[Any]]] = [
     (Pydantic(Order), [Order(id=1), Order(id=2)]),
     (Avro(ORDER), [ORDER_VALUE, {**ORDER_VALUE, "id": 2}]),
     (Protobuf(ProtoOrder), [ProtoOrder(id=1), ProtoOrder(id=2)]),
-    (Confluent(Avro(ORDER), 7), [ORDER_VALUE, ORDER_VALUE]),
     (Json(), [{"id": 1}, None]),
 ]
 BAD = b"\xff\xfe secret"
@@ -74,23 +73,23 @@ def test_an_async_handler_gets_values(queue: Queue) -> None:
     assert (done.acked, done.rejected) == (1, 1)
 
 
-def test_a_slow_registry_does_not_stop_other_coroutines(queue: Queue) -> None:
+def test_a_slow_format_does_not_stop_other_coroutines(queue: Queue) -> None:
     handled = threading.Event()
-    order = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "long"}]}
 
-    def look_up(number: int) -> Any:
-        assert handled.wait(60), "the handler of the other message did not run"
-        return order
+    class Slow(Json):
+        def decode(self, payload: bytes) -> Any:
+            value = super().decode(payload)
+            if value == "slow":
+                assert handled.wait(60), "the handler of the other message did not run"
+            return value
 
-    format = Confluent(Avro(ORDER), 7, look_up)
-    older = Confluent(Avro(order), 8)
-    queue.publish([Message.encode({"id": 1}, older), Message.encode(ORDER_VALUE, format)])
+    queue.publish([Message.json("slow"), Message.json("quick")])
 
     async def handle(message: ReceivedMessage) -> None:
         handled.set()
 
     done = queue.group().work(
-        handle, mode="message", format=format, concurrency=2, max_messages=2, until="empty"
+        handle, mode="message", format=Slow(), concurrency=2, max_messages=2, until="empty"
     )
     assert (done.acked, done.failed) == (2, 0)
 
@@ -149,20 +148,28 @@ def test_a_schema_that_is_not_known_yet_is_a_failure_and_no_dead_letter(
     queue: Queue, mode: str
 ) -> None:
     known = {8: ORDER}
-    queue.publish(Message.encode(ORDER_VALUE, Confluent(Avro(ORDER), 9)))
+
+    class Registered:
+        """A format whose payloads begin with the id of their schema."""
+
+        def encode(self, value: Any) -> bytes:
+            return b"\x09" + Avro(ORDER).encode(value)
+
+        def decode(self, payload: bytes) -> Any:
+            if payload[0] not in known:
+                raise LookupError(f"schema {payload[0]} is not among the given ones")
+            return Avro(known[payload[0]]).decode(payload[1:])
+
+    queue.publish(Message.encode(ORDER_VALUE, Registered()))
     group = queue.group()
     group.configure(retry_delay="15m")
-    done = group.work(
-        lambda given: None, mode=mode, format=Confluent(Avro(ORDER), schemas=known), until="empty"
-    )
+    done = group.work(lambda given: None, mode=mode, format=Registered(), until="empty")
     assert (done.failed, done.nacked, done.rejected) == (1, 1, 0)
     (error,) = group.last_errors()
-    assert "UnknownSchema: schema 9 is not among the given ones" in error.error
+    assert "LookupError: schema 9 is not among the given ones" in error.error
     known[9] = ORDER
     group.seek("earliest")
-    done = group.work(
-        lambda given: None, mode=mode, format=Confluent(Avro(ORDER), schemas=known), until="empty"
-    )
+    done = group.work(lambda given: None, mode=mode, format=Registered(), until="empty")
     assert done.acked == 1
 
 

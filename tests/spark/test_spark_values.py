@@ -15,7 +15,7 @@ from spark_mq.spark import lease_frame
 SCHEMA = "id INT NOT NULL, items ARRAY<STRUCT<price DOUBLE>>"
 GOOD = ['{"id": 1, "items": [{"price": 2.5}]}', '{"id": 2}']
 BAD = '{"id": "3"}'
-ERROR = "$.id: expected int, found string"
+ERROR = "Expected `int`, got `str` - at `$.id`"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.tables import add_values, messages_of
 
 
 def read_values(
-    queue: Queue, values: list[bytes | None], kind: t.DataType | None = None, **options: str
+    queue: Queue, values: list[bytes | None], kind: t.DataType, **options: str
 ) -> tuple[list[Any], list[str | None]]:
     """Return the columns `data` and `data_error` of values that another Delta writer appends.
 
@@ -22,7 +22,6 @@ def read_values(
     first = messages_of(queue).index().last_sequence + 1
     add_values(queue, *values)
     source = SparkMQDataSource({"path": queue.path, **options})
-    kind = source.schema()["data"].dataType if kind is None else kind  # type: ignore[index]
     reader: Any = source.reader(t.StructType().add("data", kind).add("data_error", "string"))
     reader.pushFilters([GreaterThanOrEqual(("sequence",), first)])
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]

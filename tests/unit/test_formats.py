@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import fastavro
@@ -14,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
-from support.formats import ORDER, ORDER_VALUE, order_class, order_descriptors
+from support.formats import ORDER, order_class, order_descriptors
 
 from spark_mq import Message
-from spark_mq.errors import InvalidOption, InvalidPayload, UnknownSchema
-from spark_mq.integrations.formats import Avro, Confluent, Json, Protobuf, Pydantic, from_option
+from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.integrations.formats import Avro, Json, Protobuf, Pydantic
 
 Order = order_class()
 PARSED = fastavro.parse_schema(ORDER)
@@ -76,14 +75,12 @@ def test_models_come_back(number: int, kind: Any, to: str | None) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_value_or_invalid_payload(payload: bytes) -> None:
     formats: list[Any] = [Json(), Pydantic(Customer), Avro(ORDER), Protobuf(Order)]
-    formats += [Confluent(Avro(ORDER), 7), Confluent(Protobuf(Order), 7)]
     for format_ in formats:
-        for data in (payload, b"\0\0\0\0\7" + payload):
-            try:
-                value = format_.decode(data)
-            except (InvalidPayload, UnknownSchema):
-                continue
-            assert repr(format_.decode(format_.encode(value))) == repr(value), "NaN is unequal"
+        try:
+            value = format_.decode(payload)
+        except InvalidPayload:
+            continue
+        assert repr(format_.decode(format_.encode(value))) == repr(value), "NaN is unequal"
 
 
 @given(VALUES, st.data())
@@ -226,113 +223,6 @@ def test_required_fields_of_protobuf_are_checked() -> None:
         Protobuf(part).decode(b"\x0a\x01a")
     with pytest.raises(InvalidOption, match="required"):
         Protobuf(part).encode(part(name_part="a"))
-
-
-def test_confluents_header_is_checked() -> None:
-    avro = Confluent(Avro('"long"'), 9)
-    assert avro.encode(7) == b"\0\0\0\0\x09\x0e"
-    for payload in (b"", b"\0\0\0\0", b"\x01\0\0\0\x09\x0e"):
-        with pytest.raises(InvalidPayload, match="no Confluent header"):
-            avro.decode(payload)
-    with pytest.raises(UnknownSchema, match="schema 10 is not among") as caught:
-        avro.decode(b"\0\0\0\0\x0a\x0e")
-    assert caught.value.data["schema_id"] == 10
-    with pytest.raises(InvalidOption, match="schemas of the messages are unknown"):
-        Confluent(Avro('"long"'))
-    with pytest.raises(InvalidOption, match="without the id of its schema"):
-        Confluent(Json()).encode(1)
-    for number in (0, -1, 2**31, "x"):
-        with pytest.raises(InvalidOption, match="schema_id"):
-            Confluent(Json(), number)  # type: ignore[arg-type]
-    assert Confluent(Json(), 7).decode(Confluent(Json(), 7).encode([1])) == [1]
-
-
-def test_wrong_schemas_of_confluent_are_refused_before_the_first_message() -> None:
-    async def look_up(number: int) -> Any:
-        return ORDER
-
-    avro = Avro(ORDER)
-    cases: list[tuple[Any, Any, str]] = [
-        (avro, {"7": ORDER}, r"the key '7' of schemas is not the id"),
-        (avro, {0: ORDER}, r"the key 0 of schemas is not the id"),
-        (avro, {7: "nothing"}, r"schema 7 of schemas: schema='nothing' is not an Avro schema"),
-        (avro, 7, "schemas of type int has no schemas: give a mapping"),
-        (avro, [ORDER], "schemas of type list has no schemas"),
-        (avro, look_up, "schemas of type function is asynchronous"),
-        (Json(), {7: ORDER}, "only Avro needs the schemas"),
-        (Json, None, "format='Json' has no schemas of a registry"),
-        (Confluent(avro, 7), None, "format='Confluent' has no schemas of a registry"),
-    ]
-    for one, schemas, text in cases:
-        with pytest.raises(InvalidOption, match=text):
-            Confluent(one, None if schemas else 7, schemas)
-    with pytest.raises(InvalidOption, match="schema 8 of schemas: schema='nothing'"):
-        from_option('{"avro": "long", "confluent": {"schemas": {"8": "nothing"}}}')
-
-
-def test_an_id_that_a_function_does_not_know_is_an_unknown_schema() -> None:
-    one = Confluent(Avro(ORDER), schemas={7: ORDER}.get)
-    with pytest.raises(UnknownSchema, match="schema 8 is not among the given ones"):
-        one.decode(b"\0\0\0\0\x08\x02")
-
-
-def test_values_of_an_older_schema_are_resolved() -> None:
-    old = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}]}
-    asked: list[int] = []
-
-    def look_up(number: int) -> Any:
-        asked.append(number)
-        return json.dumps(old)
-
-    payload = b"\0\0\0\0\x03" + written({"id": 5}, fastavro.parse_schema(old))
-    expected = {"id": 5, "customer": None, "items": []}
-    for schemas in ({3: old}, {3: json.dumps(old)}, look_up):
-        one = Confluent(Avro(ORDER), schemas=schemas)
-        assert one.decode(payload) == one.decode(payload) == expected
-    assert asked == [3], "a schema is looked up once"
-
-
-def test_positions_of_protobuf_messages() -> None:
-    names = ("shop.Order", "shop.Order.Item", "shop.Other")
-    order, item, other = (Confluent(Protobuf(order_class(name)), 7) for name in names)
-    assert other.encode(other.format.message_type(note="a"))[5:] == b"\0\x0a\x01a"
-    assert order.encode(order.format.message_type(id=1))[5:] == b"\x02\x02\x08\x01"  # 1 index: 1
-    nested = item.format.message_type(sku="a")
-    assert item.encode(nested)[5:8] == b"\x04\x02\x02", "2 indexes: 1, 1 (after CountsEntry)"
-    assert item.decode(item.encode(nested)) == nested
-    assert other.decode(b"\0\0\0\0\7\x02\0\x0a\x01a").note == "a", "the long form of the first one"
-    with pytest.raises(InvalidPayload, match=r"not a valid shop.Order: it is another message"):
-        order.decode(item.encode(nested))
-    for end in (b"", b"\xff", b"\xff" * 9, b"\x02", b"\xfe\xff\xff\xff\x0f", b"\x01\x01"):
-        with pytest.raises(InvalidPayload):
-            order.decode(b"\0\0\0\0\7" + end)
-
-
-def test_a_format_is_a_text_and_back() -> None:
-    old = {"type": "record", "name": "shop.Order", "fields": [{"name": "id", "type": "int"}]}
-    order = Order(id=3, customer="a")
-    cases: list[tuple[Any, Any]] = [
-        (Avro(ORDER), ORDER_VALUE),
-        (Confluent(Avro(ORDER), 7, {3: json.dumps(old), 4: old}), ORDER_VALUE),
-        (Protobuf(Order), order),
-        (Confluent(Protobuf(Order), 7), order),
-    ]
-    for one, value in cases:
-        again = from_option(one.option)
-        assert type(again) is type(one)
-        assert again.encode(again.decode(one.encode(value))) == one.encode(value)
-        assert again.option == one.option
-    for schemas in (lambda number: old, SimpleNamespace(get_schema=lambda number: old)):
-        with pytest.raises(InvalidOption, match="the schemas as a mapping"):
-            _ = Confluent(Avro(ORDER), schemas=schemas).option
-    for wrong in (
-        *("", "7", "avro", '{"orc": 1}', "[" * 9999),
-        *('{"avro": "nothing"}', '{"avro": "long", "confluent": 7}'),
-        *('{"protobuf": "A"}', '{"protobuf": "A", "descriptors": "secret"}'),
-    ):
-        with pytest.raises(InvalidOption) as caught:
-            from_option(wrong)
-        assert caught.value.data["option"] in ("valueFormat", "schema", "name", "schemas")
 
 
 def test_a_descriptor_set_needs_its_message() -> None:

@@ -32,15 +32,10 @@ class Avro:
 
     def __init__(self, schema: str | Mapping[str, Any] | list[Any]) -> None:
         self._fastavro = load_library("fastavro", "Avro", "avro")
-        self.schema = self.parsed(schema)
+        self.schema = self._parsed(schema)
 
-    @property
-    def option(self) -> str:
-        """Return the format as the text of the source's option ``valueFormat``."""
-        return json.dumps({"avro": _plain(self.schema)})
-
-    def parsed(self, schema: Any) -> Any:
-        """Return a schema as fastavro has it. Raises InvalidOption."""
+    def _parsed(self, schema: Any) -> Any:
+        """Return a schema as fastavro has it. Raise InvalidOption."""
         given, errors = schema, self._fastavro.schema
         try:
             if isinstance(given, str) and given.lstrip()[:1] in ("{", "[", '"'):
@@ -69,18 +64,11 @@ class Avro:
             return out.getvalue()
         raise unencodable(value, why)
 
-    def decode(self, payload: bytes, schema: Any = None) -> Any:
-        """Return the value of a payload. Raises InvalidPayload.
-
-        The payload is one value, and nothing after it. `schema` is the parsed schema with which it
-        was written, by default that of the format.
-        """
+    def decode(self, payload: bytes) -> Any:
+        """Return the value of a payload, which has nothing after it. Raises InvalidPayload."""
         source = io.BytesIO(payload)
         try:
-            if schema is None:
-                value = self._fastavro.schemaless_reader(source, self.schema, None)
-            else:
-                value = self._fastavro.schemaless_reader(source, schema, self.schema)
+            value = self._fastavro.schemaless_reader(source, self.schema, None)
         except EOFError:
             why = "it ends early"
         except Exception as error:  # The library has no error of its own for damaged bytes.
@@ -126,12 +114,6 @@ def _least_size(schema: Any, sizes: dict[str, int], parents: tuple[str, ...]) ->
     if name is not None:
         sizes[name] = size
     return size
-
-
-def _plain(schema: Any) -> Any:
-    if isinstance(schema, Mapping):
-        return {name: _plain(part) for name, part in schema.items() if not name.startswith("__")}
-    return [_plain(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _name_of(schema: Any) -> str:

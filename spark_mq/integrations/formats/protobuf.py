@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from typing import Any
 
 from spark_mq.errors import InvalidOption, InvalidPayload
@@ -61,18 +59,6 @@ class Protobuf:
             ) from None
         return cls(message_class)
 
-    @property
-    def option(self) -> str:
-        """Return the format as the text of the source's option ``valueFormat``."""
-        files = load_library(
-            "google.protobuf.descriptor_pb2", "Protobuf", "protobuf"
-        ).FileDescriptorSet()
-        for file in _with_imports(self.message_type.DESCRIPTOR.file, {}).values():
-            file.CopyToProto(files.file.add())
-        encoded = base64.b64encode(files.SerializeToString(deterministic=True)).decode()
-        name = self.message_type.DESCRIPTOR.full_name
-        return json.dumps({"protobuf": name, "descriptors": encoded})
-
     def encode(self, value: Any) -> bytes:
         """Return a message of the type as bytes. Raises InvalidOption."""
         name = self.message_type.DESCRIPTOR.full_name
@@ -99,11 +85,3 @@ class Protobuf:
                 f"not valid Protobuf for {self.message_type.DESCRIPTOR.full_name}: {why}"
             )
         return message
-
-
-def _with_imports(file: Any, files: dict[str, Any]) -> dict[str, Any]:
-    """Return a file after those that it imports, by name."""
-    for dependency in file.dependencies:
-        _with_imports(dependency, files)
-    files.setdefault(file.name, file)
-    return files
