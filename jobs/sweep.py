@@ -2,7 +2,7 @@
 tables small.
 
 Delivery is correct without it, but dead letters then wait and the tables grow. It is safe to kill,
-to repeat, and to run twice at once. Spark copies many dead letters in parallel.
+to repeat, and to run twice at once.
 """
 
 from __future__ import annotations
@@ -44,14 +44,12 @@ def main() -> None:
     queue = Queue.open(args.queue, storage_options=dict(args.storage_options))
 
     from spark_mq.spark import on_sigterm
-    from spark_mq.spark.dead_letter_copy import spark_copy
 
     spark = session("spark_mq sweep")
-    copy = spark_copy(spark, dict(args.storage_options))
     with on_sigterm(spark, lambda: None) as stopped:
         while not stopped.is_set():
             try:
-                print(f"swept {queue.path}: {queue.sweep(copy)}", flush=True)
+                print(f"swept {queue.path}: {queue.sweep()}", flush=True)
             except Exception:
                 if pause is None:
                     raise

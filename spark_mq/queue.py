@@ -20,7 +20,6 @@ from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.condition import Where
-from spark_mq.maintenance.dead_letters import Copy
 from spark_mq.maintenance.discard import DiscardResult, discard_letters
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
@@ -489,7 +488,7 @@ class Queue(QueueViews):
         """
         return purge(self._context, name)
 
-    def sweep(self, copy: Copy | None = None) -> SweepReport:
+    def sweep(self) -> SweepReport:
         """Run the chores that keep the queue small, once. Delivery does not depend on them.
 
         A sweep publishes what is due of schedules, expires leases, moves dead messages to the
@@ -498,11 +497,8 @@ class Queue(QueueViews):
         for it), or let workers do it by ``sweep="1m"`` of :meth:`ConsumerGroup.work`. It is safe to
         kill, to repeat, and to run twice at once. A chore that fails does not stop the others, and
         the first error is raised at the end.
-
-        ``copy(messages, dead_messages, slices)`` writes the files of the dead-letter queue, as the
-        Spark job does in parallel. Default: one after the other, in this process.
         """
-        return run_sweep(self._context, copy)
+        return run_sweep(self._context)
 
     @acting_by_default
     def redrive(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -40,7 +40,6 @@ ROUTE_MESSAGES = 100_000  # most messages of these
 FILE_BYTES = 32 * 2**20  # in one file of the dead-letter queue, all of it in memory
 DeadSlice = tuple[FileSlice, dict[str, str]]
 """A slice of messages with one cause of death, and the values of their dead letters' headers."""
-Copy = Callable[[MessageTable, MessageTable, Sequence[DeadSlice]], list[WrittenFile]]
 
 
 class Transfer(ABC):
@@ -122,10 +121,6 @@ class Routing(Transfer):
     operation = "route"
     event = "routed"
 
-    def __init__(self, source: GroupLedger, target: MessageTable, copy: Copy) -> None:
-        super().__init__(source, target)
-        self._copy = copy
-
     def freezing(self, transfer_id: str) -> FreezeDead:
         return FreezeDead(transfer_id, ROUTE_RANGES, ROUTE_MESSAGES)
 
@@ -137,24 +132,23 @@ class Routing(Transfer):
             for r in ranges
             for piece in index.slices(r.first, r.last)
         ]
-        return self._copy(messages, self.target, slices)
+        return copy_dead(messages, self.target, slices)
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"group": self.source.name}
 
 
-def route_dead_letters(context: QueueContext, group: GroupLedger, copy: Copy | None = None) -> int:
+def route_dead_letters(context: QueueContext, group: GroupLedger) -> int:
     """Move all dead messages of a group to the dead-letter queue. Return their number.
 
-    ``copy(messages, dead_messages, slices)`` writes the files, which the Spark job does in
-    parallel. A dead-letter queue's own dead messages are dropped, because a copy in the same queue
+    A dead-letter queue's own dead messages are dropped, because a copy in the same queue
     would reach the group again.
     """
     dead = context.dead_letters()
     if dead.path == context.path:
         group.run(DropDead())
         return 0
-    routing = Routing(group, dead.messages, copy or copy_dead)
+    routing = Routing(group, dead.messages)
     total = routing.finish_all()
     while (transfer_id := routing.freeze()) is not None:
         total += routing.finish(transfer_id)
@@ -191,14 +185,10 @@ def _iso(at: int | None) -> str | None:
 def copy_dead(
     log: MessageTable, dead_log: MessageTable, slices: Sequence[DeadSlice]
 ) -> list[WrittenFile]:
-    """Copy dead messages into files of the dead-letter queue, in this process."""
-    return [dead_log.write_file(table) for table in dead_tables(log.files, slices)]
-
-
-def dead_tables(files: Any, slices: Iterable[DeadSlice]) -> Iterator[pa.Table]:
-    """Yield dead messages as letters, in tables that fit in memory. Unreadable values are null."""
-    reader = MessageReader(files)
-    return join_tables((_dead_rows(reader, part) for part in cut_slices(files, slices)), FILE_BYTES)
+    """Copy dead messages into files of the dead-letter queue. Unreadable values are null."""
+    reader = MessageReader(log.files)
+    parts = (_dead_rows(reader, part) for part in cut_slices(log.files, slices))
+    return [dead_log.write_file(table) for table in join_tables(parts, FILE_BYTES)]
 
 
 def _dead_rows(reader: MessageReader, part: Sequence[DeadSlice]) -> pa.Table:

@@ -27,7 +27,7 @@ from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHeader, Range
 from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.ledger.transitions import settle_lost
-from spark_mq.maintenance.dead_letters import Routing, Transfer, copy_dead
+from spark_mq.maintenance.dead_letters import Routing, Transfer
 from spark_mq.maintenance.find_letters import REDRIVE
 from spark_mq.maintenance.redrive import Redrive, goes_to_other
 from spark_mq.operations.context import GroupLedger, QueueContext
@@ -243,7 +243,7 @@ def _repeat(lost: _Lost) -> int:
 def _lost_routings(context: QueueContext, dead: QueueContext | None) -> Iterator[_Lost]:
     """Yield the lost transfers of dead letters, which are all of them without a queue for them."""
     for group in context.groups():
-        routing = Routing(group, (dead or context).messages, copy_dead)
+        routing = Routing(group, (dead or context).messages)
         yield from _lost(context, group, routing, "routed", all_lost=dead is None)
 
 

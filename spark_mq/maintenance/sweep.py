@@ -15,7 +15,7 @@ from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance.batches import complete_batch, names_of_closed_batches
-from spark_mq.maintenance.dead_letters import Copy, route_dead_letters
+from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.retention import Trimmed, trim
 from spark_mq.maintenance.schedules import names_of_schedules, publish_due
 from spark_mq.operations.context import GroupLedger, QueueContext
@@ -69,7 +69,7 @@ class SweepReport(Record):
         return ", ".join(shown)
 
 
-def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
+def run_sweep(context: QueueContext) -> SweepReport:
     """Run all chores once, also on the dead-letter queue. Raise the first error at the end."""
     context.check_tables()  # a chore may delete files that a recovery needs
     chores = _ChoreRunner(context)
@@ -81,7 +81,7 @@ def run_sweep(context: QueueContext, copy: Copy | None = None) -> SweepReport:
     # One after the other, so that each ledger is read once.
     for group in counted(f"chore 3 of {_CHORES}: groups", groups):
         expired += chores.run(_expire, group, default=0)
-        routed += chores.run(route_dead_letters, context, group, copy, default=0)
+        routed += chores.run(route_dead_letters, context, group, default=0)
     completed = _complete_batches(chores, context)
     step(f"chore 5 of {_CHORES}: trim")
     trimmed = chores.run(trim, context, default=Trimmed(0, ()))

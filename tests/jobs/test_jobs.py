@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.having import having
 from support.limits import Limits
-from support.tables import group_ledger_of, messages_of
+from support.tables import group_ledger_of
 
 from spark_mq import Queue
 from spark_mq.spark import for_each_batch
@@ -51,21 +51,11 @@ IN_ONE_SESSION = """
 import sys
 sys.path.insert(0, {jobs!r})
 import _common, publish
-from spark_mq import Queue
-from spark_mq.maintenance.dead_letters import route_dead_letters
-from spark_mq.spark import dead_letter_copy
 
 def main():
     for arguments in {runs!r}:
         sys.argv = ["publish.py", *arguments]
         publish.main()
-    dead_letter_copy.CHUNK_SLICES = 2
-    queue = Queue.open({queue!r})
-    group = queue.group("g")
-    lease = group.lease("w", max_messages=100)
-    lease.reject([m.sequence for m in lease.messages][::2], error="even")
-    copy = dead_letter_copy.spark_copy(_common.session("test"))
-    print("routed", route_dead_letters(queue._context, queue._context.group("g"), copy))
 
 _common.run(main)
 """
@@ -395,7 +385,7 @@ def test_wrong_inputs_are_reported_and_nothing_is_published(
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_path: Path) -> None:
+def test_publish_csv_and_parquet(start, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id,at,note\n1,NA,x\n2,5,NA\n3,6,z\n")
     pq.write_table(
         pa.table({"id": [4, 5, 6], "body": [b"\x00a", b"\x00b", b"\x00c"]}), tmp_path / "in.parquet"
@@ -403,8 +393,8 @@ def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_pat
     csv = "--format csv --option nullValue=NA --key-column id in.csv"
     parquet = "--format parquet --value-column body --header id=id in.parquet"
     runs = [["--queue", queue.path, *words.split()] for words in (csv, parquet)]
-    program = IN_ONE_SESSION.format(jobs=str(JOBS), runs=runs, queue=queue.path)
-    assert "routed 3" in ended(start(sys.executable, "-c", program), 0)
+    program = IN_ONE_SESSION.format(jobs=str(JOBS), runs=runs)
+    ended(start(sys.executable, "-c", program), 0)
     messages = queue.group("other").lease("w", max_messages=9).messages
     assert [json.loads(m.value) for m in messages[:3]] == [
         {"id": "1", "note": "x"},
@@ -417,11 +407,6 @@ def test_publish_csv_and_parquet_and_route_in_tasks(start, queue: Queue, tmp_pat
         (b"\x00b", {"id": "5"}),
         (b"\x00c", {"id": "6"}),
     ]
-
-    dead = queue.dead_letters.group("look").lease("w", max_messages=9).messages
-    assert [m.message_id for m in dead] == [m.message_id for m in messages[::2]]
-    assert {m.headers["spark_mq.error"] for m in dead} == {"even"}
-    assert len(messages_of(queue.dead_letters).index().files) == 2  # so it was two tasks
 
 
 @pytest.mark.spark

@@ -74,14 +74,6 @@ def test_a_queue_sweeps_itself_with_the_same_report(make: Make) -> None:
     report = queue.sweep()
     assert (type(report), report.routed) == (SweepReport, 3)
     assert dead_values(queue) == [b"0", b"1", b"2"]
-    copied: list[int] = []
-
-    def copy(log: Any, dead_log: Any, slices: Any) -> Any:
-        copied.append(len(slices))
-        return copy_dead(log, dead_log, slices)
-
-    assert with_dead(queue).sweep(copy).routed == 3
-    assert copied
 
 
 # -- routing

@@ -17,7 +17,6 @@ from support.marks import slow
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.spark.dead_letter_copy import spark_copy
 
 LANES = 16
 KEYS = [f"account-{n}" for n in range(12)]
@@ -253,20 +252,13 @@ def test_sql_computes_the_lane_of_a_key(spark: Any, queue: Queue) -> None:
 
 
 def test_dead_letters_and_their_redrive_keep_key_and_priority(
-    spark: Any, stream: Stream, queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
+    spark: Any, stream: Stream, queue: Queue
 ) -> None:
-    limits(copy_slices=1)
     sent = [(str(n), f"k{n % 4}", n % 2 * 7) for n in range(24)]
     for half in (sent[:12], sent[12:]):
         queue.publish([Message(value, key=key, priority=level) for value, key, level in half])
     stream.settle_with(lambda batch, lease: lease.reject(batch, error="bad") and None)
-    jobs: list[int] = []
-    real = spark.sparkContext.parallelize
-    monkeypatch.setattr(
-        spark.sparkContext, "parallelize", lambda *args: jobs.append(args[1]) or real(*args)
-    )
-    assert queue.sweep(copy=spark_copy(spark)).routed == 24
-    assert jobs, "the copy ran in the driver"
+    assert queue.sweep().routed == 24
     letters = peek(spark, queue.dead_letters).collect()
     assert sorted((bytes(r.value).decode(), r.key, r.priority) for r in letters) == sorted(sent)
     assert queue.redrive().messages == 24

@@ -24,7 +24,6 @@ PLACES = {
     "check_seconds": "operations.committer.CHECK_SECONDS",
     "checkpoint_interval": "delta.log.CHECKPOINT_INTERVAL",
     "commit_seconds": "storage.optimistic_commit.TIMEOUT_SECONDS",
-    "copy_slices": "spark.dead_letter_copy.CHUNK_SLICES",
     "discard_chunk": "maintenance.discard.CHUNK",
     "failure_keys": "inspect.letters._COUNTED_KEYS",
     "failures": "inspect.letters._MOST",
