@@ -98,23 +98,10 @@ class QueueCollector:
         """Return no metric, because a registration must not look at a queue."""
         return []
 
-    def collect(self) -> Iterator[ClientMetric]:
-        from prometheus_client import core
+    def collect(self) -> Iterable[ClientMetric]:
+        from prometheus_client.parser import text_string_to_metric_families
 
-        kinds = {
-            "counter": core.CounterMetricFamily,
-            "gauge": core.GaugeMetricFamily,
-            "histogram": core.HistogramMetricFamily,
-        }
-        for metric in _families(self._read()):
-            family: Any = kinds[metric.kind](metric.name, metric.text, labels=metric.labels)
-            for labels, value in metric.samples:
-                if isinstance(value, Histogram):
-                    buckets = list(zip(_BOUNDS, value.counts, strict=True))
-                    family.add_metric(labels, buckets, value.seconds)
-                else:
-                    family.add_metric(labels, value)
-            yield family
+        return text_string_to_metric_families(exposition(self._read()).decode())
 
 
 def exposition(overviews: Overviews) -> bytes:
