@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 import typer
 from typer.exceptions import TyperException
@@ -26,7 +26,6 @@ from spark_mq.interfaces.cli.output import (
 )
 from spark_mq.util.failures import safe_text, traceable
 from spark_mq.util.show import printable
-from spark_mq.util.validation import short_repr
 
 # Each module enters its commands in the table, in the order of the help.
 _MODULES: Final = (
@@ -40,26 +39,6 @@ _MODULES: Final = (
     "groups",
     "schedules",
 )
-# What people may type instead: methods of Python, and words whose command has another name.
-_OTHER_NAMES: Final = {
-    "batches": ("queue describe QUEUE batches",),
-    "create": ("queue create", "group configure --create"),
-    "dead_letter": ("group resolve --to dead_letter",),
-    "discard": ("group resolve --to discard", "dlq discard"),
-    "groups": ("queue describe QUEUE groups",),
-    "health": ("check",),
-    "lanes": ("group describe GROUP lanes",),
-    "leases": ("group describe GROUP leases",),
-    "list": ("queue list", "queue describe QUEUE groups"),
-    "locate": ("trace --now",),
-    "metrics": ("web",),
-    "retry_now": ("group resolve --to retry",),
-    "show": ("dlq list LETTER",),
-    "stats": ("queue describe QUEUE groups", "group describe"),
-    "tail": ("peek --follow",),
-    "unblock": ("group resolve --blocked",),
-    "workers": ("queue describe QUEUE workers", "group describe GROUP workers"),
-}
 _GROUPS: Final = {
     "queue": "List, create, describe, configure, purge and drop queues.",
     "group": "Look at groups, configure and move them.",
@@ -155,7 +134,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _failed(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, TyperException):
-        text = _wrong_value(error, arguments) or _with_suggestion(error)
+        text = _with_suggestion(error)
         if text.startswith("Usage:"):  # a command without a subcommand
             print(text, file=sys.stderr)
         else:
@@ -178,33 +157,9 @@ def _with_suggestion(error: TyperException) -> str:
     if unknown is None:
         return text
     said, word, guess = unknown.groups()
-    meant = _OTHER_NAMES.get(word.replace("-", "_")) or [
-        name for name in COMMANDS if name.rpartition(" ")[2] == word and not guess
-    ]
+    meant = [name for name in COMMANDS if name.rpartition(" ")[2] == word and not guess]
     commands = " or ".join(f"`spark-mq {name}`" for name in meant)
     return f"{said} Use {commands}" if meant else text
-
-
-def _wrong_value(error: Exception, arguments: Sequence[str]) -> str:
-    """Return the error for a value of an option that is no number, or out of range, or no text."""
-    parameter: Any = getattr(error, "param", None)
-    problems: list[Any] = getattr(error.__cause__, "errors", list)()
-    kind = problems[0]["type"] if problems else ""
-    is_range = kind.startswith(("greater_than", "less_than"))
-    if parameter is None or not (is_range or kind in ("int_parsing", "float_parsing")):
-        return ""
-    least, most, value = parameter.min, parameter.max, str(problems[0]["input"])
-    is_whole = kind != "float_parsing" and not isinstance(least, float)
-    fix = "a whole number" if is_whole else "a number"
-    fix += "" if least is None else f" from {least:,} on" if most is None else f" from {least:,}"
-    fix += "" if most is None else f" to {most:,}"
-    names = [name for name in parameter.opts if name.startswith("--")] or [parameter.name.upper()]
-    from_environment = os.environ.get(parameter.envvar or "") == value
-    if from_environment and not any(
-        argument.partition("=")[0] in parameter.opts for argument in arguments
-    ):
-        names = [parameter.envvar]
-    return f"{names[0]}={short_repr(value)} is not valid: give {fix}"
 
 
 def _end_of_pipe() -> int:
