@@ -37,7 +37,6 @@ _MODULES: Final = (
     "watch",
     "queues",
     "groups",
-    "schedules",
 )
 _GROUPS: Final = {
     "queue": "List, create, describe, configure, purge and drop queues.",

@@ -1,4 +1,4 @@
-"""Publish lines of files or stdin with ``spark-mq publish``."""
+"""Publish lines of files or stdin with ``spark-mq publish``, and messages by a schedule."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from spark_mq.errors import InvalidOption, InvalidPayload, QueueNotFound, SparkMQError
-from spark_mq.interfaces.cli.command import Invocation, argument, command, option
-from spark_mq.interfaces.cli.output import track
+from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_pairs
+from spark_mq.interfaces.cli.output import Pages, Rows, columns, track
 from spark_mq.message import Message, to_publish
+from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.payload_format import Json
 from spark_mq.queue import Queue
 from spark_mq.util.clock import system_clock, to_micros
-from spark_mq.util.show import show_count
+from spark_mq.util.show import show_count, show_duration
+from spark_mq.util.validation import parse_instant
 
 _Chunk = tuple[list[Any], int]  # the messages of a commit, and the number of lines read so far
 
@@ -32,6 +34,15 @@ _OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  
 # A commit ends with either.
 _CHUNK_LINES = 10_000
 _CHUNK_BYTES = 16 * 2**20
+
+_SCHEDULE_COLUMNS: Final = columns(
+    "name rule catch_up next_at last_at paused_at pause_reason",
+    name="SCHEDULE", pause_reason="REASON",
+)  # fmt: skip
+_SCHEDULE_FACTS: Final = (
+    "rule", "starts_at", "catch_up", "jitter", "next_at", "last_at", "paused_at", "pause_reason",
+)  # fmt: skip
+_SCHEDULE: Final = argument("The schedule.", metavar="SCHEDULE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +270,80 @@ def _field(data: Any, name: str | None, where: str) -> str | None:
 
 def _bad_line(where: str, problem: str) -> InvalidOption:
     return InvalidOption(f"line {where} {problem}", option="files", value=where)
+
+
+@command("schedule list")
+def list_schedules(ctx: Invocation) -> Rows:
+    """List the schedules with their next and last instants."""
+    return Rows(ctx.queue.schedules(), _SCHEDULE_COLUMNS, _schedule_cells)
+
+
+def _schedule_cells(schedule: ScheduleInfo) -> Mapping[str, Any]:
+    return {name: getattr(schedule, name) for _, name in _SCHEDULE_COLUMNS}
+
+
+@command("schedule add")
+def add(
+    ctx: Invocation,
+    name: str = _SCHEDULE,
+    message: str = argument("The payload. -: all of stdin."),
+    cron: str | None = option("Five fields, such as '0 2 * * *'."),
+    every: str | None = option("A period, such as 15m, instead of --cron."),
+    timezone: str | None = option("The zone of --cron, such as Europe/Berlin. UTC without it."),
+    catch_up: str = option("After a time without sweeps: latest, all or none.", default="latest"),
+    jitter: str = option("Delay each message by a part of this duration.", default="0s"),
+    starts_at: str | None = option("No instant is earlier.", metavar="INSTANT"),
+    key: str | None = option("The key of the messages."),
+    header: list[str] | None = option("A header. Repeatable.", metavar="NAME=VALUE"),
+    priority: int = option("A higher one is leased first.", min=0, max=9, default=0),
+) -> Pages:
+    """Make or change a schedule, whose messages the sweep publishes.
+
+    Repeating the same definition changes nothing.
+    """
+    value: bytes | str = message
+    if message == "-":
+        value = sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8)  # a mark of text files
+    made = ctx.queue.schedule(
+        name,
+        message=Message(value, key, parse_pairs("--header", header), priority=priority),
+        cron=cron,
+        every=every,
+        timezone=timezone,
+        catch_up=catch_up,
+        jitter=jitter,
+        starts_at=None if starts_at is None else parse_instant("--starts-at", starts_at),
+    )
+    return _shown_schedule(made)
+
+
+@command("schedule pause")
+def pause(
+    ctx: Invocation, name: str = _SCHEDULE, reason: str | None = option("Why, for people.")
+) -> Pages:
+    """Publish no message of a schedule until `schedule resume`. Its instants are skipped."""
+    return _shown_schedule(ctx.queue.pause_schedule(name, reason))
+
+
+@command("schedule resume")
+def resume(ctx: Invocation, name: str = _SCHEDULE) -> Pages:
+    """End a pause of a schedule, from now on."""
+    return _shown_schedule(ctx.queue.resume_schedule(name))
+
+
+@command("schedule remove", asks=True)
+def remove(ctx: Invocation, name: str = _SCHEDULE) -> Mapping[str, Any]:
+    """Remove a schedule. Asks first. Messages that it has published stay."""
+    queue = ctx.queue
+    ctx.confirm(f"Remove schedule {name} of {queue.path}?")
+    queue.remove_schedule(name)
+    return {"queue": queue.path, "removed": name}
+
+
+def _shown_schedule(made: ScheduleInfo) -> Pages:
+    return Pages([made], lambda schedule: [_schedule_facts(schedule)])
+
+
+def _schedule_facts(schedule: ScheduleInfo) -> Mapping[str, Any]:
+    facts = {name: getattr(schedule, name) for name in _SCHEDULE_FACTS}
+    return {"schedule": schedule.name, **facts, "jitter": show_duration(schedule.jitter)}
