@@ -21,8 +21,8 @@ from spark_mq.operations.sinks import (
 from spark_mq.spark import settle_rows as rows
 from spark_mq.spark.batch_publish import BatchPublisher
 from spark_mq.spark.lease_lookup import BatchLeases
-from spark_mq.spark.lease_router import LeaseRouter
 from spark_mq.spark.schema import DATA_COLUMNS
+from spark_mq.spark.settle_rows import LeaseRouter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

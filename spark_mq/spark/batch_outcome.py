@@ -18,7 +18,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.outages import OUTAGES, find_store_failure, is_outage
 from spark_mq.spark.batch_lease import BatchLease
 from spark_mq.spark.lease_lookup import BatchLeases
-from spark_mq.spark.lease_router import LeaseRouter
+from spark_mq.spark.settle_rows import LeaseRouter
 from spark_mq.streaming.source import leave_batch, stream_id_in_queue
 from spark_mq.util.failures import exc_info, safe_text
 

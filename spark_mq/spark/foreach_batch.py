@@ -40,7 +40,7 @@ from spark_mq.spark.batch_outcome import (
     release_batch,
 )
 from spark_mq.spark.lease_lookup import LeaseLookup
-from spark_mq.spark.lease_router import LeaseRouter
+from spark_mq.spark.settle_rows import LeaseRouter
 from spark_mq.util.clock import Duration
 from spark_mq.util.failures import to_failure
 from spark_mq.util.validation import validate_callable, validate_choice

@@ -22,7 +22,7 @@ from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, Se
 from spark_mq.spark import BatchLease
 from spark_mq.spark.foreach_batch import ForEachBatch
 from spark_mq.spark.lease_lookup import BatchLeases
-from spark_mq.spark.lease_router import LeaseRouter
+from spark_mq.spark.settle_rows import LeaseRouter
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util import user
 from spark_mq.util.clock import to_micros
