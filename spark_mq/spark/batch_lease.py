@@ -79,15 +79,12 @@ class BatchLease:
     def delta_options(self) -> dict[str, str]:
         """Return options with which a Delta table appends this batch once.
 
-        ``txnAppId`` is the id of the stream, and ``txnVersion`` is the number of the batch. Do not
-        combine a constant app id with Spark's batch id instead. A second worker or a new checkpoint
-        counts from 0 again, so Delta would skip its batches silently.
+        ``txnAppId`` is the id of the stream, and ``txnVersion`` the number of the batch. The batch
+        id of Spark won't do: a second worker or a new checkpoint counts from 0 again, so Delta
+        would skip its batches silently.
 
-        Raises
-        ------
-        InvalidOption
-            No single transaction covers the batch. It is a union of streams, or over Spark Connect
-            a batch of several queues.
+        Raises InvalidOption for a union of streams, and over Spark Connect for several queues,
+        because no single transaction covers them.
 
         Examples
         --------
@@ -108,9 +105,8 @@ class BatchLease:
     def publish_options(self) -> dict[str, str]:
         """Return options with which a queue publishes this batch's messages once.
 
-        ``producerId`` is made from the id of the stream, and ``producerSequence`` is the number of
-        the batch. If a batch writes to one queue more than once, add
-        ``.option("producerPart", name)`` to all of these writes but one.
+        If a batch writes to one queue more than once, add ``.option("producerPart", name)`` to all
+        of these writes but one.
 
         Examples
         --------
@@ -142,8 +138,7 @@ class BatchLease:
         Raises
         ------
         InvalidOption
-            As :attr:`delta_options`, or this run has already published this part, or the queue is
-            the group's sink.
+            As :attr:`delta_options`, this run has published this part, or the queue is the sink.
 
         Examples
         --------
@@ -157,10 +152,10 @@ class BatchLease:
     def append(self, df: DataFrame, *, schema_mode: Literal["merge"] | None = None) -> bool:
         """Append the rows of this batch to the group's sink, once, after any crash.
 
-        The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. Spark writes the
-        files, and delta-rs or spark_mq commits them, so several drivers may append to one sink, on
-        a local disk or in any store. If an earlier run of the batch, or another holder of its
-        messages, has appended, nothing is written. One that is only slow can append no longer.
+        The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. Several drivers
+        may append to it, on a local disk or in any store. If an earlier run of the batch, or
+        another holder of its messages, has appended, nothing is written. One that is only slow can
+        append no longer.
 
         Nack or reject rows that are not in `df` *before* the append: the sink counts as having all
         others. Afterwards only the whole batch can be given back, by an error of `process`.
@@ -177,7 +172,7 @@ class BatchLease:
         Returns
         -------
         bool
-            Whether this call wrote the rows. It is False if an earlier delivery had written them.
+            Whether this call wrote the rows, and not an earlier delivery.
 
         Raises
         ------

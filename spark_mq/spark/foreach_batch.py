@@ -70,27 +70,25 @@ def for_each_batch(
 ) -> ForEachBatch:
     """Return a function for ``writeStream.foreachBatch`` that settles each batch.
 
-    It calls ``process(batch, lease)``. When `process` returns, the messages of the batch are acked,
-    also those that a filter dropped. Messages that `process` settles itself stay as it settled
-    them.
+    When ``process(batch, lease)`` returns, the messages of the batch are acked, even those that a
+    filter dropped. Messages that `process` settles itself stay as it settled them.
 
     `process` may return a DataFrame of other verdicts. It has the column ``sequence``, and also
     ``lease_id`` if the batch has several leases. Further columns are optional: ``outcome`` ("ack",
     "nack" or "reject"; a null is a failure, see `on_error`), ``delay`` of a nack (seconds, or text
     such as "30s"), and ``error``.
 
-    Return only verdicts that depend on the rows alone. A verdict that may change, such as an API's
-    answer, must be settled by ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is
-    written. Otherwise a replay may give another verdict while the sink skips the batch, so the row
-    would be acked unwritten.
+    Return only verdicts that depend on the rows alone. Settle one that may change, such as an API's
+    answer, by ``lease.nack(df)`` or ``lease.reject(df)`` *before* the sink is written. Otherwise a
+    replay may give another verdict while the sink skips the batch, and the row is acked unwritten.
 
     Parameters
     ----------
     group
         The consumer group that the stream reads with.
     process
-        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns the rows that
-        are not simply acked, or None, or the results of its own settles.
+        Called with the batch as a DataFrame and its :class:`BatchLease`. It returns None, the rows
+        that are not simply acked, or the results of its own settles.
     on_error
         What happens to the messages if `process` raises an error: "nack" (delivered again after a
         backoff), "reject" (to the dead letters), "ack" (dropped, and the error is only logged), or
@@ -106,12 +104,11 @@ def for_each_batch(
         With "manual", filter inside `process`: over Spark Connect, the source's own ack settles a
         batch of which no row arrives.
     reader
-        How `batch` is read. "spark": by Spark's own Parquet reader if the query only chooses
-        columns between the source and foreachBatch. Rows, columns, types and order are the same,
-        and large batches are faster, because no byte goes through Python. "python": always by the
-        source's tasks. With "spark", they still read small batches, unions of streams, leases in
-        many files and ordered groups. So they do with ``minPartitions`` or
-        ``valueSchema``, for stores that Spark cannot read, and over Connect. Default: "spark".
+        How `batch` is read. "spark": by Spark's own Parquet reader, where that gives the same rows
+        in the same order, so that large batches are faster. "python": always by the source's tasks.
+        With "spark", the tasks still read small batches, unions of streams, leases in many files,
+        ordered groups, queries that do more than choose columns, stores that Spark cannot read,
+        and streams with ``minPartitions`` or ``valueSchema`` or over Connect. Default: "spark".
     invalid
         What happens to values that do not fit the source's ``valueSchema``, or have a reason in a
         column ``data_error`` of your own. "keep": `process` gets them. "reject": they become dead

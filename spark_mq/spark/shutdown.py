@@ -36,20 +36,15 @@ def on_sigterm(
 ) -> Iterator[threading.Event]:
     """Call a function once if SIGTERM arrives while the block runs.
 
-    Use it in the main thread. Under spark-submit the JVM waits for the end of the block, and its
-    exit code is 143.
+    Use it in the main thread. It yields an event that the signal sets. Under spark-submit the JVM
+    waits for the end of the block, and its exit code is 143.
 
     Parameters
     ----------
     stop
         Called in another thread. It should make the block end.
     timeout
-        Seconds from the signal until the process ends itself. Default: 30.
-
-    Yields
-    ------
-    threading.Event
-        Set by the signal.
+        Seconds from the signal until the process ends itself.
 
     Examples
     --------
@@ -95,17 +90,15 @@ def on_sigterm(
 def stop_query(query: Any, each: ForEachBatch, timeout: float = GRACE) -> bool:
     """Stop a query after its running batch, and give the leases of later batches back, uncounted.
 
-    Over Spark Connect `each` is a copy, so the query is stopped during its batch. A warning is
-    logged, and the next run repeats that batch.
+    Over Spark Connect `each` is a copy, so the query is stopped during its batch, and the next run
+    repeats it.
 
     Parameters
     ----------
-    query
-        The streaming query.
     each
         The function that the query calls, from :func:`for_each_batch`.
     timeout
-        Seconds to wait for the running batch and for its commit to the checkpoint. Default: 30.
+        Seconds to wait for the running batch and for its commit to the checkpoint.
 
     Returns
     -------

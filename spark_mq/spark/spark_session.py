@@ -54,31 +54,29 @@ def session(
 ) -> SparkSession:
     """Start a Spark session for queues, or prepare the one that runs.
 
-    Spark's workers get the Python of this program unless ``PYSPARK_PYTHON`` names another one.
-    ``format("spark_mq")`` and the table functions are registered (see `register`). A new session
-    gets Delta Lake for SQL, time travel and sinks, whose JARs it downloads from Maven at its first
-    start. Streams, sinks and batch reads of queues need no Delta. A session that runs is used as it
-    is: its packages and its Python can no longer change.
+    Spark's workers get the Python of this program unless ``PYSPARK_PYTHON`` names another one. The
+    source and the table functions are registered (see `register`). A new session gets Delta Lake
+    for SQL, time travel and sinks, whose JARs it downloads from Maven at its first start; queues
+    alone don't need it. The packages and the Python of a session that runs can no longer change.
 
     Parameters
     ----------
-    name : str, default "spark_mq"
+    name
         The name of the application, if a session starts.
-    settings : mapping of str to str, optional
+    settings
         More settings of Spark, such as ``{"spark.master": "local[2]"}``. They go before those of
         this function.
-    delta : bool, optional
-        Whether the session must have Delta Lake. By default it has it if delta-spark is installed
-        and has a JAR for this version of Spark.
-    quiet : bool, default False
+    delta
+        Whether the session must have Delta Lake. Default: if delta-spark is installed and has a JAR
+        for this version of Spark.
+    quiet
         Do not print the line about the session to stderr.
 
     Raises
     ------
     InvalidOption
-        ``delta=True``, but Delta has no JAR for this version of Spark, delta-spark is not
-        installed, or the session that runs has no Delta. Or the Python of Spark's workers cannot
-        load spark_mq. The error names the fix.
+        The session cannot have Delta, or the Python of its workers cannot load spark_mq. The error
+        names the fix.
     """
     from pyspark.sql import SparkSession
 

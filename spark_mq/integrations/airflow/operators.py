@@ -1,4 +1,4 @@
-"""Publish, ack and sweep as tasks of Airflow."""
+"""Publish, ack and sweep as tasks of Airflow. Each names its queue as ``SparkMQHook`` does."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ class _QueueOperator(BaseOperator):
 class PublishOperator(_QueueOperator):
     """Publish messages as one commit. Returns their number.
 
-    `path` and `spark_mq_conn_id` are as for
-    :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`. `messages` is text, a
-    :class:`~spark_mq.Message` with a key or headers, or a list of them. Jinja templates in texts
-    are rendered. If a try failed after its commit, the retry of the task publishes the messages
-    again.
+    `messages` is text, a :class:`~spark_mq.Message` with a key or headers, or a list of them. Jinja
+    templates in texts are rendered. If a try failed after its commit, the retry of the task
+    publishes the messages again.
     """
 
     template_fields: ClassVar[Sequence[str]] = (*_QueueOperator.template_fields, "messages")
@@ -52,10 +50,8 @@ class PublishOperator(_QueueOperator):
 
 
 class AckOperator(_QueueOperator):
-    """Ack the messages of a lease, which a ``MessageSensor`` returned.
+    """Ack the messages of a lease, which a ``MessageSensor`` of the same group returned.
 
-    `path` and `spark_mq_conn_id` are as for
-    :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`, and `group` is that of the sensor.
     `lease_id` is, for example, ``"{{ ti.xcom_pull('wait')['lease_id'] }}"``. The task fails with
     ``LeaseLost`` if the lease has expired and another worker has the messages.
     """
@@ -76,10 +72,9 @@ class AckOperator(_QueueOperator):
 
 
 class SweepOperator(_QueueOperator):
-    """Sweep a queue in a DAG of its own.
+    """Sweep a queue, in a DAG of its own.
 
-    Run it every minute, or every five minutes if workers lease rarely. `path` and
-    `spark_mq_conn_id` are as for :class:`~spark_mq.integrations.airflow.hooks.SparkMQHook`.
+    Run it every minute, or every five minutes if workers lease rarely.
     """
 
     def execute(self, context: Any) -> None:
