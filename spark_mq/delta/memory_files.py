@@ -25,11 +25,7 @@ class _File(NamedTuple):
 
 
 class MemoryFiles:
-    """The files below one root, such as ``memory://5d0e``, which exist in this process alone.
-
-    They last as long as this object or a store of them. `clock` gives the times of files and of
-    commits.
-    """
+    """The files below one root, such as ``memory://5d0e``, as long as it or a store is in use."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self.root = f"{_SCHEME}{uuid.uuid4().hex[:12]}"

@@ -268,10 +268,7 @@ def _without_file_scheme(path: str | os.PathLike[str]) -> str:
 
 
 def canonical_path(path: str, options: Mapping[str, str] | None = None) -> str:
-    """Return one text for all names of a place. Only compare it: libraries need the given name.
-
-    `options` and the environment name the account of Azure, if the path does not.
-    """
+    """Return one text for all names of a place. Only compare it: libraries need the given name."""
     return canonical_uri(path, options) if "://" in path else os.path.realpath(path)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from spark_mq.delta.azure import parse_connection_string
 from spark_mq.errors import InvalidOption
+from spark_mq.util.validation import validate_duration
 
 # The provider that the scheme of a root names.
 PROVIDERS: Final = {
@@ -130,15 +131,6 @@ _ACCOUNT: Final = ("account_name", "endpoint", "use_emulator")
 _EMULATED: Final = "devstoreaccount1"  # the account of each emulator
 _TRUE: Final = frozenset(("1", "true", "on", "yes", "y"))
 _FALSE: Final = frozenset(("0", "false", "off", "no", "n"))
-_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
-_UNITS: Final = {
-    **dict.fromkeys(("nanos", "nsec", "ns"), 1e-9), **dict.fromkeys(("usec", "us"), 1e-6),
-    **dict.fromkeys(("millis", "msec", "ms"), 1e-3),
-    **dict.fromkeys(("seconds", "second", "secs", "sec", "s"), 1.0),
-    **dict.fromkeys(("minutes", "minute", "mins", "min", "m"), 60.0),
-    **dict.fromkeys(("hours", "hour", "hrs", "hr", "h"), 3600.0),
-    **dict.fromkeys(("days", "day", "d"), 86400.0),
-}  # fmt: skip
 
 
 def store_options(
@@ -327,18 +319,13 @@ def _retry_value(name: str, key: str, value: str) -> Any:
     try:
         if key == "max_retries":
             return int(value)
-        return float(value) if key == "backoff.base" else _duration(value)
-    except (ValueError, OverflowError):
+        if key == "backoff.base":
+            return float(value)
+        if value[-1:].isalpha():  # delta-rs refuses a duration without a unit
+            return timedelta(microseconds=validate_duration(name, value, zero=True))
+    except (ValueError, OverflowError, InvalidOption):
         pass
     raise _invalid(name, 'it is not a number or a duration. Use a form like "3" or "30s"')
-
-
-def _duration(text: str) -> timedelta:
-    """Return a duration such as "1m 30s". Raise ValueError for another form."""
-    spans = _SPAN.findall(text)
-    if not spans or _SPAN.sub("", text).strip() or any(unit not in _UNITS for _, unit in spans):
-        raise ValueError
-    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in spans))
 
 
 def _nested(retry: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Convert errors of stores and of pyarrow to errors of spark_mq.
-
-Their texts name their own code, but operators need to know the failed table and the remedy.
-"""
+"""Convert errors of stores and of pyarrow to errors that name the failed table and the remedy."""
 
 from __future__ import annotations
 

@@ -307,10 +307,7 @@ def wait_for_checkpoints(path: str | None = None) -> None:
 
 
 def checkpoint_if_due(store: ObjectStore, version: int, secure: Secure | None = None) -> None:
-    """Write a checkpoint if the last one is too old, because it reads the whole log again.
-
-    With `secure`, also if the last one may name files that are not durable.
-    """
+    """Write a checkpoint if the last one is too old, or with `secure` names files that may go."""
     last = last_checkpoint(store)
     if version - last >= SWEEP_INTERVAL or (
         secure is not None and last >= 0 and not _is_secured(store, checkpoint_path(last))

@@ -47,10 +47,7 @@ _IDLE_SECONDS: Final = 30.0
 
 
 def check_group(group: pq.RowGroupMetaData, names: Collection[str]) -> None:
-    """Raise ArrowInvalid if columns of a row group claim far more memory than they need.
-
-    GZIP, ZSTD and BROTLI shrink 2 GB to 50 kB, and a reader allocates what the file claims.
-    """
+    """Raise ArrowInvalid if columns claim too much memory: ZSTD packs 2 GB in 50 kB."""
     for column in _columns(group, names):
         name, packed = column.path_in_schema, column.total_compressed_size
         size = column.total_uncompressed_size

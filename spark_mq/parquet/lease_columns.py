@@ -187,10 +187,7 @@ def _runs(columns: Iterable[list[int | None]]) -> list[TimedRun]:
 
 
 def match_rows(files: ObjectStore, piece: FileSlice, wanted: Mapping[str, Any]) -> RowRuns:
-    """Return which rows of a whole file a filter matches. Raise OSError.
-
-    The rows of a damaged row group count as matching, so its payload is treated as in any group.
-    """
+    """Return the rows of a file that a filter matches, with all of a damaged row group."""
     columns = [name for name in _FILTER_COLUMNS if name != "headers" or HEADER in wanted]
     reader, masks = MessageReader(files, columns), list[pa.Array]()
 

@@ -84,10 +84,7 @@ def _with_headers(table: pa.Table) -> pa.Table:
 
 
 def _as_maps(headers: pa.Array) -> pa.Array:
-    """Return arrays of names and values, as Kafka has them, as maps.
-
-    Of several values of one name the last one counts. A null value is refused later.
-    """
+    """Return Kafka's arrays of names and values as maps. The last value of a name counts."""
     try:
         pairs = headers.cast(_HEADER_PAIRS)
     except pa.ArrowException as error:

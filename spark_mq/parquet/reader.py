@@ -282,18 +282,15 @@ def to_delivery_table(
     schema: pa.Schema,
     constants: Mapping[str, Any],
 ) -> pa.Table:
-    """Return messages in a schema. The other part of a piece has the columns without payload.
-
-    Instants are in microseconds since 1970.
-    """
+    """Return messages in a schema. The other part of a piece has the rest, with microseconds."""
     rows = [piece.rows for piece, _ in pieces]
 
     def column(field: pa.Field) -> Any:
         if payload is not None and field.name in payload.schema.names:
             column = payload[field.name]
-            return _cast_column(
-                _priority(column) if field.name == "priority" else column, field.type
-            )
+            if field.name == "priority":
+                column = effective_priorities(column)
+            return _cast_column(column, field.type)
         if field.name == "sequence":
             return sequences_of(piece for piece, _ in pieces)
         if field.name in constants:
@@ -302,12 +299,6 @@ def to_delivery_table(
         return _repeated([getattr(of, name) for _, of in pieces], rows, field.type)
 
     return pa.table([column(field) for field in schema], schema=schema)
-
-
-def _priority(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if column.null_count == len(column):
-        return pa.chunked_array([pa.repeat(pa.scalar(0, column.type), len(column))])
-    return effective_priorities(column)
 
 
 def _repeated(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:

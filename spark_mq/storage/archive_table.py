@@ -104,10 +104,7 @@ class Batch(NamedTuple):
 
 
 class ArchiveTable:
-    """An archive of the commits of ``source``, in the Delta table at ``path``. Thread-safe.
-
-    A subclass makes the rows and chooses what may go.
-    """
+    """An archive of the commits of ``source``. A subclass makes and drops the rows. Thread-safe."""
 
     schema: ClassVar[pa.Schema]
     order: ClassVar[tuple[str, str]]  # the columns by which merged rows are sorted
@@ -293,10 +290,7 @@ class ArchiveTable:
             self._transact(compute)
 
     def merge(self, keep_since: int = 0) -> None:
-        """Merge the small files of a partition if there are many, and rewrite stale files.
-
-        Rows that nobody needs go if they are older than `keep_since`, in microseconds.
-        """
+        """Merge small files if there are many, and drop unneeded rows of before `keep_since`."""
 
         def compute(state: TableState, written: list[AddFile]) -> tuple[Change | None, bool]:
             for files in self._to_merge(state, keep_since):

@@ -78,10 +78,7 @@ class DeltaSink:
             )
 
     def has_one_of(self, writes: Sequence[SinkWrite]) -> bool:
-        """Return whether the table has one of the earlier writes of a lease's messages.
-
-        Those before it, or all, are fenced.
-        """
+        """Return whether the table has an earlier write of a lease. Fence those before, or all."""
         # In order, because each holder fenced the writes before its own, before it wrote.
         return any(self._has(write) for write in writes)
 
@@ -134,10 +131,7 @@ class DeltaSink:
         self.commit(write, change)
 
     def add_columns(self, columns: Sequence[str]) -> None:
-        """Add columns, each given as JSON by the Delta protocol, that the table does not have.
-
-        Raise InvalidOption if it has one of another type.
-        """
+        """Add missing columns, given as JSON of Delta. Raise InvalidOption for another type."""
         from deltalake import Field
         from deltalake.exceptions import CommitFailedError, SchemaMismatchError
 
@@ -157,10 +151,7 @@ class DeltaSink:
     def commit(
         self, write: SinkWrite, change: Callable[[DeltaTable, CommitProperties], None]
     ) -> None:
-        """Make a change of the table in the write of a lease, unless an earlier call has done it.
-
-        Raise LeaseLost if another worker has fenced the write.
-        """
+        """Make a change in the write of a lease, unless it is made. Raise LeaseLost for a fence."""
         from deltalake.exceptions import CommitFailedError
 
         table = self.open()

@@ -73,15 +73,7 @@ class MessageTable(MessageLog):
 
     def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
         """Change the description by a function that may run again, in one commit."""
-
-        def compute(state: TableState) -> tuple[Change | None, None]:
-            metadata = {**state.metadata, "description": text(state.description)}
-            changed = metadata != state.metadata
-            change = Change(uuid.uuid4().hex, {"operation": operation}, metadata=metadata)
-            return change if changed else None, None
-
-        with wrap_store_errors(self.path, "writing to"):
-            self.log.transact(compute)
+        self._change_metadata(lambda state: {"description": text(state.description)}, operation)
 
     def change_property(
         self, key: str, value: Callable[[TableState], str | None], operation: str
@@ -91,16 +83,21 @@ class MessageTable(MessageLog):
         The function returns the new text, or None to remove the entry. It may run again.
         """
 
-        def compute(state: TableState) -> tuple[Change | None, None]:
+        def changed(state: TableState) -> dict[str, Any]:
             given = dict(state.metadata.get("configuration") or {})
+            given.pop(key, None)
             text = value(state)
-            wanted = {name: given[name] for name in given if name != key}
-            if text is not None:
-                wanted[key] = text
-            if wanted == given:
-                return None, None
-            metadata = {**state.metadata, "configuration": wanted}
-            return Change(uuid.uuid4().hex, {"operation": operation}, metadata=metadata), None
+            return {"configuration": given if text is None else {**given, key: text}}
+
+        return self._change_metadata(changed, operation)
+
+    def _change_metadata(
+        self, changed: Callable[[TableState], dict[str, Any]], operation: str
+    ) -> TableState:
+        def compute(state: TableState) -> tuple[Change | None, None]:
+            metadata = {**state.metadata, **changed(state)}
+            change = Change(uuid.uuid4().hex, {"operation": operation}, metadata=metadata)
+            return change if metadata != state.metadata else None, None
 
         with wrap_store_errors(self.path, "writing to"):
             self.log.transact(compute)

@@ -1,7 +1,4 @@
-"""Hold the messages of a publish until they land, describe the outcome, check a producer's number.
-
-Some messages may have dedup ids, and some of these may be duplicates.
-"""
+"""Hold the messages of a publish until they land, and say how it ended."""
 
 from __future__ import annotations
 
@@ -285,10 +282,7 @@ class _Sequences(list[int]):
 
 
 def check_txn(last: int | None, txn: tuple[str, int], after: int | None = None) -> None:
-    """Raise DuplicatePublish if a producer's new number is not above `last`.
-
-    Raise ProducerFenced if `after` is given, and is not `last`.
-    """
+    """Raise DuplicatePublish for a number up to `last`, ProducerFenced if `after` is not `last`."""
     if after is not None and after != (last or 0):
         producer = txn[0].rpartition(":")[2]
         raise ProducerFenced(

@@ -35,10 +35,7 @@ class SharedLook:
         return max(0.0, every - log.clock.since(self._looked_at))
 
     def has_news(self, log: DeltaLog, known: int, every: float) -> bool:
-        """Return whether the table may have a commit after version `known`.
-
-        Ask the store if the last look of any thread is `every` seconds old. Raise OSError.
-        """
+        """Return whether a commit after `known` may be there, by a look each `every` seconds."""
         with self._lock:
             self._newest = max(self._newest, log.state.version)
             if self._newest > known:

@@ -180,10 +180,7 @@ def has_leftovers(store: ObjectStore, fence: int, files: Iterable[WrittenFile]) 
 
 
 def clean_leftovers(log: DeltaLog, look: Callable[[], PublishedFiles]) -> int:
-    """Delete old files that no commit names, at most once an hour. Return their number.
-
-    `look` returns what all commits publish, up to the latest.
-    """
+    """Delete old files that no commit names, at most once an hour. Return their number."""
     store = log.store
     looked = store.stat(_LOOKED)
     if looked is not None and abs(store.now() - looked.modified) < LOOK_SECONDS:
