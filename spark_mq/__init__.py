@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from spark_mq.lease import Lease
     from spark_mq.ledger.settings import GroupSettings, QueueSettings
     from spark_mq.ledger.stats import GroupStats
-    from spark_mq.maintenance.discard import DiscardResult
     from spark_mq.maintenance.recover import RecoveryReport
     from spark_mq.maintenance.redrive_result import RedriveResult
+    from spark_mq.maintenance.remaining_letters import DiscardResult
     from spark_mq.maintenance.retention import PurgeResult
     from spark_mq.maintenance.sweep import SweepReport
     from spark_mq.message import Message, ReceivedMessage
@@ -73,7 +73,7 @@ _MODULES = {
     "BatchInfo": "operations.batches",
     "BufferedPublisher": "publisher",
     "ConsumerGroup": "group",
-    "DiscardResult": "maintenance.discard",
+    "DiscardResult": "maintenance.remaining_letters",
     "GroupSettings": "ledger.settings",
     "GroupStats": "ledger.stats",
     "Lease": "lease",

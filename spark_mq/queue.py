@@ -20,9 +20,9 @@ from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.maintenance.condition import Where
-from spark_mq.maintenance.discard import DiscardResult, discard_letters
 from spark_mq.maintenance.recover import RecoveryReport, recover
 from spark_mq.maintenance.redrive import RedriveResult, redrive
+from spark_mq.maintenance.remaining_letters import DiscardResult, discard_letters
 from spark_mq.maintenance.retention import PurgeResult, drop_queue, find_held_back, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.maintenance.transform import RepairFunction

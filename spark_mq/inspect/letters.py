@@ -11,20 +11,18 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog
 from spark_mq.inspect.lanes import HotKey
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.dead_letters import (
+    header_columns,
     is_own_letter,
     letter_schema,
     letter_tables,
-    typed_texts,
+    read_pieces,
 )
-from spark_mq.maintenance.find_letters import find_remaining
-from spark_mq.message import HEADER_PREFIX
+from spark_mq.maintenance.remaining_letters import find_remaining
 from spark_mq.operations.context import QueueContext
-from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
-from spark_mq.parquet.schema import INSTANT
+from spark_mq.parquet.reader import MessageReader, repeat_values
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.error_shape import error_shapes
@@ -150,7 +148,7 @@ class RemainingLetters:
         reader = MessageReader(self._dead.messages.files, ["key", "headers"])
         tally = _Tally()
         for pieces in _batches(self._pieces(None), _ROWS, counted):
-            for part, table in _readable(reader, pieces):
+            for part, table in read_pieces(reader, pieces, skip=True):
                 tally.add(self._context, part, table)
         return Failures(counted, counted == total, tally.failures())
 
@@ -196,19 +194,6 @@ def _batches(pieces: Iterable[FileSlice], most: int, limit: int) -> Iterator[lis
             break
     if batch:
         yield batch[::-1]
-
-
-def _readable(
-    reader: MessageReader, pieces: Sequence[FileSlice]
-) -> Iterator[tuple[Sequence[FileSlice], pa.Table]]:
-    try:
-        yield pieces, reader.read(*pieces)
-        return
-    except CorruptLog:  # the list of letters leaves them out, too
-        if len(pieces) == 1:
-            return
-    for piece in pieces:
-        yield from _readable(reader, [piece])
 
 
 class _Tally:
@@ -270,19 +255,10 @@ class _Tally:
 
 
 def _by_headers(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
-    headers = rows["headers"].combine_chunks()
     names = ("queue", "queue_id", "group", "reason", "error", "last_leased_at")
-    columns: dict[str, Any] = {name: _header(headers, HEADER_PREFIX + name) for name in names}
-    columns["consumer_group"] = columns.pop("group")
-    leased = typed_texts(columns.pop("last_leased_at").to_pylist(), INSTANT).cast(pa.int64())
+    columns = header_columns(pieces, rows, names)
     routed = [piece.committed_at for piece in pieces]
     routed = repeat_values(routed, [piece.rows for piece in pieces], pa.int64())
-    columns["at"] = pc.coalesce(leased, routed)
-    columns["letter"], columns["key"] = sequences_of(pieces), rows["key"]
+    columns["at"] = pc.coalesce(columns.pop("last_leased_at").cast(pa.int64()), routed)
+    columns["letter"], columns["key"] = columns.pop("dead_letter_sequence"), rows["key"]
     return pa.table(columns)
-
-
-def _header(headers: pa.Array, name: str) -> pa.Array:
-    """Return the value of one header of each letter. The last one counts, as in a dict."""
-    value = pc.map_lookup(headers, query_key=pa.scalar(name), occurrence="last")
-    return value.cast(pa.string())

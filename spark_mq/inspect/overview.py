@@ -18,7 +18,7 @@ from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.settings import QueueSettings
 from spark_mq.ledger.stats import GroupStats, figures_of
-from spark_mq.maintenance.find_letters import REDRIVE
+from spark_mq.maintenance.remaining_letters import REDRIVE
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.schedules import oldest_due
 from spark_mq.util.clock import to_datetime

@@ -18,6 +18,7 @@ from spark_mq.ledger.states import DELAYED, STATE_NAMES
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.message import to_headers
 from spark_mq.operations.context import GroupLedger, QueueContext
+from spark_mq.parquet.bounded import cut_rows
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
@@ -124,7 +125,7 @@ def find_sequences(context: QueueContext, n: int, wanted: Wanted) -> list[int]:
     sequences: list[int] = []
     pieces = list(index.slices(_first(context, None), index.last_sequence))
     for piece in reversed(pieces):
-        for part in reversed(list(_parts(piece, _ROWS))):
+        for part in reversed(list(cut_rows(piece, _ROWS))):
             try:
                 rows = wanted.rows(reader.read(part))
             except CorruptLog:
@@ -192,7 +193,7 @@ def _matching(
     reader: MessageReader, piece: FileSlice, wanted: Wanted, n: int
 ) -> Iterator[FileSlice]:
     """Yield at most `n` matching rows of a slice. Skip unreadable rows."""
-    for part in _parts(piece, _ROWS):
+    for part in cut_rows(piece, _ROWS):
         try:
             rows = wanted.rows(reader.read(part))
         except CorruptLog:
@@ -235,8 +236,3 @@ def shown_range(state: str, r: Range) -> dict[str, Any]:
         "reason": r.reason,
         "error": r.error,
     }
-
-
-def _parts(piece: FileSlice, rows: int) -> Iterator[FileSlice]:
-    for start in range(0, piece.rows, rows):
-        yield piece.part(start, min(rows, piece.rows - start))

@@ -13,9 +13,10 @@ from spark_mq.inspect.peek import shown_range
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.maintenance.dead_letters import is_own_letter, letter_schema, letter_tables
-from spark_mq.maintenance.find_letters import find_remaining
+from spark_mq.maintenance.remaining_letters import find_remaining
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
+from spark_mq.parquet.bounded import cut_rows
 from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.sql import TEXT_AND_BYTES, connect, interrupted_by, problem_of
@@ -131,8 +132,7 @@ def _messages(context: QueueContext, columns: list[str], sql: str, failed: list[
     def batches() -> Iterator[pa.RecordBatch]:
         for _, shown in _walked(context):
             for piece in index.slices(shown["first"], shown["last"]):
-                for start in range(0, piece.rows, _ROWS):
-                    part = piece.part(start, min(_ROWS, piece.rows - start))
+                for part in cut_rows(piece, _ROWS):
                     yield from _rows(reader, part, shown, schema).to_batches()
 
     def noted() -> Iterator[pa.RecordBatch]:

@@ -233,13 +233,10 @@ def is_own_letter(queue: QueueContext, letters: pa.Table) -> pa.Array:
     return pc.or_(pc.is_in(letters["queue_id"], value_set=ids), without_id)
 
 
-def typed_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
-    """Return header texts in a type. Unfit texts become null."""
-    if pa.types.is_int64(kind):
-        return pa.array([whole_number(text) for text in texts], kind)
-    if pa.types.is_timestamp(kind):
-        return pa.array([_instant(text) for text in texts], kind)
-    return pa.array(texts, kind)
+def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return header texts as whole numbers or instants. Unfit texts become null."""
+    parse = whole_number if pa.types.is_int64(kind) else _instant
+    return pa.array([parse(text) for text in texts.to_pylist()], kind)
 
 
 def _instant(text: str | None) -> datetime | None:
@@ -307,14 +304,15 @@ def letter_tables(
     tables = (
         _as_columns(read, rows)
         for part in parts
-        for read, rows in _read(reader, [piece for piece, _ in part], skip)
+        for read, rows in read_pieces(reader, [piece for piece, _ in part], skip)
     )
     return join_tables(tables, FILE_BYTES, max_rows)
 
 
-def _read(
+def read_pieces(
     reader: MessageReader, pieces: Sequence[FileSlice], skip: bool
 ) -> Iterator[tuple[Sequence[FileSlice], pa.Table]]:
+    """Yield the rows of some slices, without unreadable ones if `skip`."""
     try:
         yield pieces, reader.read(*pieces)
         return
@@ -325,23 +323,33 @@ def _read(
             _log.error("dead letters that cannot be redriven: %s", error)
             return
     for piece in pieces:
-        yield from _read(reader, [piece], skip)
+        yield from read_pieces(reader, [piece], skip)
 
 
 def _as_columns(pieces: Sequence[FileSlice], rows: pa.Table) -> pa.Table:
     schema = letter_schema()
-    headers = [dict(own or ()) for own in rows["headers"].to_pylist()]
+    given = (dict(headers or ()) for headers in rows["headers"].to_pylist())
     own = [
-        [(name, text) for name, text in header.items() if not name.startswith(HEADER_PREFIX)]
-        for header in headers
+        [(name, text) for name, text in headers.items() if not name.startswith(HEADER_PREFIX)]
+        for headers in given
     ]
-    columns = {
-        "dead_letter_sequence": sequences_of(pieces),
-        "headers": pa.array(own, schema.field("headers").type),
-    }
-    for name in _HEADER_COLUMNS:
-        texts = [header.get(HEADER_PREFIX + name) for header in headers]
-        columns[_RENAMED.get(name, name)] = typed_texts(texts, _TYPES.get(name, pa.string()))
+    columns = header_columns(pieces, rows)
+    columns["headers"] = pa.array(own, schema.field("headers").type)
     return pa.table(
         [columns[f.name] if f.name in columns else rows[f.name] for f in schema], schema=schema
     )
+
+
+def header_columns(
+    pieces: Sequence[FileSlice], rows: pa.Table, names: Sequence[str] = _HEADER_COLUMNS
+) -> dict[str, Any]:
+    """Return the sequences of letters, and what some of their headers say."""
+    headers = rows["headers"].combine_chunks()
+    columns: dict[str, Any] = {"dead_letter_sequence": sequences_of(pieces)}
+    for name in names:
+        key = pa.scalar(HEADER_PREFIX + name)
+        # The last header of a name counts, as in a dict.
+        texts = pc.map_lookup(headers, query_key=key, occurrence="last").cast(pa.string())
+        kind = _TYPES.get(name)
+        columns[_RENAMED.get(name, name)] = texts if kind is None else _typed(texts, kind)
+    return columns

@@ -28,8 +28,8 @@ from spark_mq.ledger.ranges import RANGE_SCHEMA, TRANSFERRING, Ledger, LedgerHea
 from spark_mq.ledger.states import CHANGEABLE
 from spark_mq.ledger.transitions import settle_lost
 from spark_mq.maintenance.dead_letters import Routing, Transfer
-from spark_mq.maintenance.find_letters import REDRIVE
 from spark_mq.maintenance.redrive import Redrive, goes_to_other
+from spark_mq.maintenance.remaining_letters import REDRIVE
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.history import commits_after
 from spark_mq.storage.ledger_table import HORIZON

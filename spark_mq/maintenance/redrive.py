@@ -37,14 +37,15 @@ from spark_mq.maintenance.dead_letters import (
     letter_schema,
     letter_tables,
 )
-from spark_mq.maintenance.find_letters import (
+from spark_mq.maintenance.redrive_result import RedriveResult
+from spark_mq.maintenance.remaining_letters import (
+    GROUP,
     REDRIVE,
     SEQUENCE,
     candidates,
     try_condition,
     warn_unrouted,
 )
-from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_after, repair_of
 from spark_mq.message import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
 from spark_mq.operations.context import QueueContext, group_not_found
@@ -71,10 +72,9 @@ REPAIR: Final = "repair"  # what the reason begins with of letters that a transf
 _MAX_FAILURES: Final = 20  # in the result
 _TO: Final = "to "  # what the reason begins with that names another queue
 _ALL: Final = "all groups"  # the reason if all groups get the messages
-_GROUP: Final = "consumer_group"  # the column of the group in which a letter died
 _LETTER: Final = HEADER_PREFIX + "dead_letter"  # in a message of another queue: its dead letter
 
-_COUNTED: Final = (SEQUENCE, _GROUP)  # the columns that a count needs
+_COUNTED: Final = (SEQUENCE, GROUP)  # the columns that a count needs
 CHUNK: Final = 10_000  # messages looked at, and redriven, by one round of commits
 
 
@@ -124,7 +124,7 @@ def redrive(
         if dry_run:
             tables.append(table)
             total += publishes.num_rows
-            groups.update(publishes[_GROUP].to_pylist())
+            groups.update(publishes[GROUP].to_pylist())
         elif table.num_rows:
             if stop is None:
                 time.sleep(pause)
@@ -175,7 +175,7 @@ def _chosen(
 
 def _of_groups(context: QueueContext, letters: pa.Table, missing: Counter[str]) -> pa.Table:
     """Return the letters whose group exists. Count the others by their group."""
-    names = pc.fill_null(letters[_GROUP], "")
+    names = pc.fill_null(letters[GROUP], "")
     known = pc.is_in(names, value_set=pa.array(context.ledgers.groups(), pa.string()))
     missing.update(names.filter(pc.invert(known)).to_pylist())
     return letters.filter(known)
@@ -347,7 +347,7 @@ class Redrive(Transfer):
         if self._asked.all_groups:
             yield "", table
             return
-        names = pc.fill_null(table[_GROUP], "")
+        names = pc.fill_null(table[GROUP], "")
         for name in names.unique().to_pylist():
             if self._existing is not None and name not in self._existing:
                 raise group_not_found(self._context, name)

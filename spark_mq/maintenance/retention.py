@@ -15,7 +15,7 @@ from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.maintenance.find_letters import REDRIVE
+from spark_mq.maintenance.remaining_letters import REDRIVE
 from spark_mq.operations.batches import uncounted_start
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import DROP_MARK

@@ -14,10 +14,14 @@ from typing import Any, TypeVar
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.errors import GroupNotFound
 from spark_mq.ledger.owner_commands import Expire
-from spark_mq.maintenance.batches import complete_batch, names_of_closed_batches
+from spark_mq.maintenance.automatic_publishes import (
+    complete_batch,
+    names_of_closed_batches,
+    names_of_schedules,
+    publish_due,
+)
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.retention import Trimmed, trim
-from spark_mq.maintenance.schedules import names_of_schedules, publish_due
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.storage.history_table import Archived
 from spark_mq.util.clock import MICROSECOND

@@ -120,6 +120,10 @@ def _bytes(column: pq.ColumnChunkMetaData, rows: int) -> float:
 
 def cut_by_size(piece: FileSlice, max_bytes: int) -> Iterator[FileSlice]:
     """Yield a slice in parts of about `max_bytes` bytes of its file."""
-    rows = max(1, piece.rows * max_bytes // max(1, piece.size))
+    return cut_rows(piece, max(1, piece.rows * max_bytes // max(1, piece.size)))
+
+
+def cut_rows(piece: FileSlice, rows: int) -> Iterator[FileSlice]:
+    """Yield a slice in parts of at most so many rows."""
     for start in range(0, piece.rows, rows):
         yield piece.part(start, min(rows, piece.rows - start))

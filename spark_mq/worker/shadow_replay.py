@@ -16,6 +16,7 @@ from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.message import check_past
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.history import SettledMessages, SettledRange, find_settled
+from spark_mq.parquet.bounded import cut_rows, cut_slices
 from spark_mq.parquet.reader import MessageReader, to_delivery_table
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.clock import Duration
@@ -45,7 +46,6 @@ SETTLED_SCHEMA: Final = pa.schema(
 
 _EXAMPLE: Final = "outcome = 'acked'"
 ROWS: Final = 5_000  # messages in memory at a time
-_BYTES: Final = 16 * 2**20  # of their files, but one message at least
 _ENDLESS: Final = "36500d"  # a replay has no lease that ends
 
 Piece = tuple[FileSlice, SettledRange]
@@ -147,7 +147,7 @@ class _SettledRows:
         """Yield the messages, at most `limit` and then the newest, in tables of SETTLED_SCHEMA."""
         first = 0 if limit is None else self._first_of_newest(limit)
         self.unreadable = 0  # those met while it looks for the first one
-        for pieces in _chunks(self._pieces(first)):
+        for pieces in cut_slices(self._reader.files, self._pieces(first), max_rows=ROWS):
             table = self._selected(pieces)
             if self._stopped:
                 return
@@ -165,23 +165,26 @@ class _SettledRows:
 
     def _first_of_newest(self, limit: int) -> int:
         """Return the sequence of the `limit`-th newest message, or 0 if there are fewer."""
-        for r in reversed(self._settled.ranges):
-            for piece in reversed(list(self._settled.index.slices(r.first, r.last))):
-                rows = piece.rows
-                while rows:
-                    count = rows if self._condition is None else min(rows, ROWS)
-                    rows -= count
-                    part = piece.part(rows, count)
-                    if self._condition is None:
-                        selected: Sequence[int] = range(part.first, part.first + count)
-                    else:
-                        selected = self._selected([(part, r)])["sequence"].to_pylist()
-                        if self._stopped:
-                            return 0
-                    if len(selected) >= limit:
-                        return selected[len(selected) - limit]
-                    limit -= len(selected)
+        newest = (
+            (part, r)
+            for r in reversed(self._settled.ranges)
+            for piece in reversed(list(self._settled.index.slices(r.first, r.last)))
+            for part in reversed(list(cut_rows(piece, ROWS)))
+        )
+        for part, r in newest:
+            selected = self._sequences(part, r)
+            if self._stopped:
+                return 0
+            if len(selected) >= limit:
+                return selected[len(selected) - limit]
+            limit -= len(selected)
         return 0
+
+    def _sequences(self, part: FileSlice, r: SettledRange) -> Sequence[int]:
+        if self._condition is None:
+            return range(part.first, part.first + part.rows)
+        selected: list[int] = self._selected([(part, r)])["sequence"].to_pylist()
+        return selected
 
     def _selected(self, pieces: Sequence[Piece]) -> pa.Table:
         table = self._table(pieces)
@@ -198,21 +201,3 @@ class _SettledRows:
                 return pa.concat_tables([self._table([piece]) for piece in pieces])
             self.unreadable += pieces[0][0].rows
             return SETTLED_SCHEMA.empty_table()
-
-
-def _chunks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Yield slices in lists that are small enough for the memory."""
-    chunk, rows, size = list[Piece](), 0, 0
-    for piece, r in pieces:
-        left = piece
-        while left.rows:
-            fit = max(1, left.rows * _BYTES // max(1, left.size))
-            part = left.part(0, min(left.rows, ROWS - rows, fit))
-            chunk.append((part, r))
-            rows, size = rows + part.rows, size + part.size
-            left = left.part(part.rows, left.rows - part.rows)
-            if rows >= ROWS or size >= _BYTES:
-                yield chunk
-                chunk, rows, size = [], 0, 0
-    if chunk:
-        yield chunk

@@ -23,8 +23,8 @@ from spark_mq import (
     UnsupportedTable,
 )
 from spark_mq.delta.memory_files import is_in_memory
-from spark_mq.maintenance import batches as chore
-from spark_mq.maintenance.batches import complete_batch
+from spark_mq.maintenance import automatic_publishes as chore
+from spark_mq.maintenance.automatic_publishes import complete_batch
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.user import act_as
 

@@ -29,8 +29,7 @@ from support.having import having
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue
-from spark_mq.maintenance.batches import complete_batch
-from spark_mq.maintenance.schedules import publish_due
+from spark_mq.maintenance.automatic_publishes import complete_batch, publish_due
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]

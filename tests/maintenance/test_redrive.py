@@ -259,7 +259,7 @@ def test_the_warning_about_dead_messages_names_ten_groups(
     queue.redrive(dry_run=True)
     (warning,) = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
     assert "12 dead messages" in warning
-    assert "'group-09' and 2 others" in warning
+    assert "'group-09' and 2 more" in warning
     assert "group-10" not in warning
 
 

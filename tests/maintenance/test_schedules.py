@@ -19,7 +19,7 @@ from support.having import having
 from support.tables import messages_of, on_publish
 
 from spark_mq import InvalidOption, Message, Queue, ScheduleNotFound, UnsupportedTable
-from spark_mq.maintenance import schedules as chore
+from spark_mq.maintenance import automatic_publishes as chore
 from spark_mq.testing import ManualClock
 from spark_mq.util.user import act_as
 

@@ -15,7 +15,7 @@ from support.tables import context_of
 from spark_mq import Queue
 from spark_mq.delta.object_store import absolute_path, canonical_path, canonical_uri
 from spark_mq.errors import CopiedQueue, InvalidOption
-from spark_mq.maintenance.find_letters import REDRIVE
+from spark_mq.maintenance.remaining_letters import REDRIVE
 from spark_mq.streaming.source import stream_id_in_queue
 
 

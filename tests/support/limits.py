@@ -24,7 +24,7 @@ PLACES = {
     "check_seconds": "operations.committer.CHECK_SECONDS",
     "checkpoint_interval": "delta.log.CHECKPOINT_INTERVAL",
     "commit_seconds": "storage.optimistic_commit.TIMEOUT_SECONDS",
-    "discard_chunk": "maintenance.discard.CHUNK",
+    "discard_chunk": "maintenance.remaining_letters.CHUNK",
     "failure_keys": "inspect.letters._COUNTED_KEYS",
     "failures": "inspect.letters._MOST",
     "forget_files": "storage.message_log.FORGET_FILES",

@@ -37,8 +37,8 @@ from spark_mq.interfaces.cli.output import (
     track,
 )
 from spark_mq.maintenance.condition import LetterFilter
-from spark_mq.maintenance.discard import DiscardResult
 from spark_mq.maintenance.redrive_result import RedriveResult
+from spark_mq.maintenance.remaining_letters import DiscardResult
 from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import to_headers
 from spark_mq.queue import Queue

@@ -1,25 +1,29 @@
-"""Find the dead letters of a queue that no redrive has moved and nobody has discarded."""
+"""Find the dead letters that no redrive has moved and nobody has discarded, and discard them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import SparkMQError
-from spark_mq.ledger.intervals import Interval
+from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.ledger.intervals import Interval, from_sequences
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import unsettled_ranges
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING
-from spark_mq.maintenance.condition import Condition
+from spark_mq.ledger.routing import Discard
+from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.maintenance.dead_letters import is_own_letter, letter_tables
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.util.advice import shell_command
-from spark_mq.util.show import show_count
-from spark_mq.util.validation import RESERVED_PREFIX
+from spark_mq.util.records import Record
+from spark_mq.util.show import show_count, show_some
+from spark_mq.util.validation import RESERVED_PREFIX, truncate_error, validate_count
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +31,9 @@ REDRIVE: Final = f"{RESERVED_PREFIX}redrive"
 """The reserved group of a dead-letter queue with the redriven and discarded letters as settled."""
 
 SEQUENCE: Final = "dead_letter_sequence"
+GROUP: Final = "consumer_group"
+"""The column of the group in which a letter died."""
+CHUNK: Final = 10_000  # letters looked at, and discarded, by one commit
 _MAX_NAMED: Final = 10  # groups that a warning names
 
 
@@ -90,15 +97,9 @@ def warn_unrouted(context: QueueContext) -> None:
             "%s of %s not in the dead-letter queue yet, so left out: sweep first, by "
             "queue.sweep() or %s",
             show_count(sum(unrouted.values()), "dead message"),
-            _show_groups(list(unrouted)),
+            show_some([f"group {name!r}" for name in unrouted], _MAX_NAMED),
             shell_command("sweep", "-q", context.path),
         )
-
-
-def _show_groups(groups: Sequence[str]) -> str:
-    names = ", ".join(f"group {name!r}" for name in groups[:_MAX_NAMED])
-    more = len(groups) - _MAX_NAMED
-    return f"{names} and {more} others" if more > 0 else names
 
 
 def _unrouted(group: GroupLedger) -> int:
@@ -113,3 +114,51 @@ def _unrouted(group: GroupLedger) -> int:
         )
         return 0
     return ledger.count((DEAD, TRANSFERRING))
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardResult(Record):
+    """The result of a discard of dead letters, or of a dry run.
+
+    ``messages`` is the number of letters, and ``groups`` counts them by the group in which they
+    died. The name is empty if a letter does not say it. ``newest`` is the sequence of the last one
+    in the dead-letter queue, or None without letters.
+    """
+
+    messages: int
+    groups: Mapping[str, int] = field(default_factory=dict, hash=False)
+    newest: int | None = None
+
+
+def discard_letters(
+    context: QueueContext, where: Where, before: int | None, dry_run: bool
+) -> DiscardResult:
+    """Discard as :meth:`spark_mq.Queue.discard_dead_letters`."""
+    if where is None:
+        raise InvalidOption(
+            'where is missing: give a condition, or where="true" to discard all letters',
+            option="where",
+            value=None,
+        )
+    condition = condition_of(where)
+    assert condition is not None
+    end = None if before is None else validate_count("before", before, least=0, most=2**63 - 1)
+    warn_unrouted(context)
+    if condition.may_fail and not dry_run:
+        try_condition(context, condition, None, CHUNK)
+    groups, messages, newest = Counter[str](), 0, None
+    columns = [SEQUENCE, GROUP]
+    for letters in candidates(context, condition, CHUNK, columns, without_payload=True):
+        chosen = letters if end is None else letters.filter(pc.less(letters[SEQUENCE], end))
+        if not chosen.num_rows:
+            continue
+        messages += chosen.num_rows if dry_run else _discard(context, chosen, condition.name)
+        groups.update(pc.fill_null(chosen[GROUP], "").to_pylist())
+        newest = pc.max(chosen[SEQUENCE]).as_py()
+    return DiscardResult(messages, dict(groups), newest)
+
+
+def _discard(context: QueueContext, letters: pa.Table, where: str) -> int:
+    """Discard letters in one commit, without those that a redrive has frozen meanwhile."""
+    intervals = from_sequences(letters[SEQUENCE].to_pylist())
+    return context.dead_letters().group(REDRIVE).run(Discard(intervals, truncate_error(where)))
