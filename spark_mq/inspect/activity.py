@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.ranges import DEAD, TRANSFERRING
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
@@ -62,8 +61,8 @@ class MessageRecord(Record):
     group, first, last, messages
         The group, the sequences (inclusive) and their number.
     duration
-        From the first delivery to the settle, or until now. A dead message ended when it died, not
-        when the sweep routed it. Neighbours that died alike have the end of the last one.
+        From the first delivery to the settle, or until now. A dead letter ended when a sweep routed
+        it.
     state
         The outcome, such as "acked", or the state in the ledger.
     delivery_count, failure_count
@@ -188,8 +187,8 @@ def _ended(
 ) -> Iterator[MessageRecord]:
     rows = read_history(context, group=group, since=start)
     rows = rows.filter(pc.and_(pc.is_valid(rows["outcome"]), pc.is_valid(rows["first_leased_at"])))
-    ends = _ends(context, group, rows)
-    rows = rows.append_column("taken", pc.subtract(ends, rows["first_leased_at"].cast(pa.int64())))
+    began, ended = (rows[name].cast(pa.int64()) for name in ("first_leased_at", "committed_at"))
+    rows = rows.append_column("taken", pc.subtract(ended, began))
     order = "failure_count" if by == "failing" else "taken"
     for row in rows.take(pc.select_k_unstable(rows, n, [(order, "descending")])).to_pylist():
         yield _record(group, row, row["taken"], row["outcome"], row["worker_id"])
@@ -197,64 +196,9 @@ def _ended(
 
 def _living(context: QueueContext, group: str) -> Iterator[MessageRecord]:
     ledger, now = context.group(group).current(), context.now()
-    ranges = ledger.ranges_at(ledger.find(UNSETTLED, ("first_leased_at", "is set", None)))
-    lives = [
-        _Life(r.first, r.last, r.leased_at or r.first_leased_at or now, now)
-        for r in ranges
-        if r.state in (DEAD, TRANSFERRING)
-    ]
-    died = dict(zip(lives, _deaths(context, group, lives), strict=True))
-    ends = {life.first: at for life, at in died.items()}
-    for r in ranges:
-        until = ends.get(r.first, now)
-        took = until - (r.first_leased_at or until)
+    for r in ledger.ranges_at(ledger.find(UNSETTLED, ("first_leased_at", "is set", None))):
+        took = now - (r.first_leased_at or now)
         yield _record(group, r._asdict(), took, str(r.state), r.worker)
-
-
-class _Life(NamedTuple):
-    """Messages from their last delivery on, until they were settled or looked at."""
-
-    first: int
-    last: int
-    delivered_at: int
-    until: int
-
-
-def _ends(context: QueueContext, group: str, rows: pa.Table) -> pa.Array:
-    """Return when messages ended: with their settle, or with their death before the sweep."""
-    ends = rows["committed_at"].cast(pa.int64()).to_pylist()
-    delivered = pc.coalesce(rows["leased_at"], rows["first_leased_at"]).cast(pa.int64()).to_pylist()
-    names = (rows[name].to_pylist() for name in ("event", "first", "last"))
-    lives = {
-        at: _Life(first, last, delivered[at], ends[at])
-        for at, (event, first, last) in enumerate(zip(*names, strict=True))
-        if event != "acked"  # no dead message is acked
-    }
-    for at, end in zip(lives, _deaths(context, group, lives.values()), strict=True):
-        ends[at] = end
-    return pa.array(ends, pa.int64())
-
-
-def _deaths(context: QueueContext, group: str, lives: Collection[_Life]) -> list[int]:
-    """Return when each of some messages last died, or the end of its life if it did not."""
-    if not lives:
-        return []
-    columns = ("committed_at", "state", "first", "last")
-    since = min(life.delivered_at for life in lives)
-    rows = read_history(context, group=group, since=since, columns=columns)
-    rows = rows.filter(pc.equal(rows["state"], DEAD))
-    instants = rows["committed_at"].cast(pa.int64()).to_pylist()
-    deaths = sorted(zip(rows["first"].to_pylist(), rows["last"].to_pylist(), instants, strict=True))
-    died_at, open_, at = dict[_Life, int](), list[tuple[int, int, int]](), 0
-    for life in sorted(lives):
-        while at < len(deaths) and deaths[at][0] <= life.last:
-            open_.append(deaths[at])
-            at += 1
-        open_ = [death for death in open_ if death[1] >= life.first]
-        own = (died for first, _, died in open_ if first <= life.last)
-        within = (died for died in own if life.delivered_at <= died <= life.until)
-        died_at[life] = max(within, default=life.until)
-    return [died_at[life] for life in lives]
 
 
 def _record(
