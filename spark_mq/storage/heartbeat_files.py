@@ -6,8 +6,12 @@ The files lie beside the ledgers, and no operation depends on them. So anybody m
 from __future__ import annotations
 
 import json
+import os
+import socket
 from dataclasses import asdict, dataclass
+from functools import cache
 from heapq import nlargest
+from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import Annotated, Final
 
@@ -17,6 +21,7 @@ from spark_mq.delta.actions import LOG_FOLDER, parse_foreign
 from spark_mq.delta.object_store import ObjectStore, is_data_path
 from spark_mq.delta.store_errors import STORE_ERRORS, wrap_store_errors
 from spark_mq.util.clock import EARLIEST, LATEST
+from spark_mq.util.show import printable
 
 _FOLDER: Final = "_workers"  # Delta's VACUUM leaves folders with an underscore alone.
 OLD_SECONDS: Final = 86_400.0  # since the last write of a worker that was killed
@@ -40,6 +45,14 @@ class Heartbeat:
     state: str  # "busy" if a handler had messages, else "idle"
     settled: _Number  # messages that the worker has acked or rejected, in all of its groups
 
+    @classmethod
+    def of_process(
+        cls, name: str, *, began: int, now: int, interval: int, state: str, settled: int = 0
+    ) -> Heartbeat:
+        """Return what a worker of this process says of itself."""
+        host = printable(socket.gethostname())[:255]
+        return cls(name, host, os.getpid(), _version(), began, now, interval, state, settled)
+
     def is_gone(self, now: int) -> bool:
         """Return whether the worker has missed so many writes that it probably died."""
         return now - self.seen_at > _MISSED * self.interval
@@ -50,6 +63,14 @@ class Heartbeat:
             return msgspec.convert(parse_foreign(data.decode()), cls)
         except (ValueError, RecursionError, msgspec.MsgspecError):
             return None
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("spark_mq")
+    except PackageNotFoundError:  # run from its source
+        return ""
 
 
 def heartbeat_path(group: str, name: str) -> str:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from spark_mq.errors import HandlerTimeout, SparkMQError
+from spark_mq.errors import HandlerTimeout
 from spark_mq.ledger.acquire import Acquire, Grant
 from spark_mq.ledger.settle import RELEASE, SettleOutcome, SettlePart
 from spark_mq.operations.acquire import default_poll, wait_for_lease
@@ -325,17 +325,15 @@ class GroupFeed:
         self._commits.note_ends(done)
         leases = list({task.lease.lease_id: task.lease for task, _ in done}.values())
         parts, granted = self._tasks.parts(done), list[Any]()
-        if parts:
-            failed = any(verdict.failure is not None for _, verdict in done)
-            extra_acquires: ExtraAcquires = self._more_leases if more else list
-            if committed := self._commits.settle(parts, leases, extra_acquires, failed=failed):
-                outcomes, granted = committed
-                self._drop_returned(parts, outcomes)
-        elif more and self._tasks.settles_alone:
-            granted = self._lease_now()
+        failed = any(verdict.failure is not None for _, verdict in done)
+        acquires: ExtraAcquires = self._more_leases if more else list
+        committed = self._commits.settle(parts, leases, acquires, failed=failed) if parts else None
+        if committed is not None:
+            outcomes, granted = committed
+            self._drop_returned(parts, outcomes)
         self._state.note_activity()
         self._drop([task for task, _ in done])
-        if parts and committed:
+        if committed is not None:
             self._held.restore_limits()
         return self._take(granted)
 
@@ -354,16 +352,6 @@ class GroupFeed:
     def _leases_for(self, wanted: int) -> list[Acquire]:
         may_lease = wanted > 0 and not self._state.stop.is_set()
         return [self._tasks.lease_command(wanted)] if may_lease else []
-
-    def _lease_now(self) -> list[Grant]:
-        """Lease without a settle to share the commit. After an error the feed's thread leases."""
-        try:
-            return [
-                wait_for_lease(self.ledger, command, lambda: 0.0, self._poll)
-                for command in self._more_leases()
-            ]
-        except (SparkMQError, *OUTAGES):
-            return []
 
     def _drop(self, tasks: Sequence[Task]) -> None:
         """Remove tasks from their leases, and let their lanes go on."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from typing import Final
 
 from spark_mq.delta.store_errors import one_line
@@ -22,7 +19,6 @@ from spark_mq.storage.heartbeat_files import (
 )
 from spark_mq.util.background import in_background
 from spark_mq.util.clock import SECOND, Duration
-from spark_mq.util.show import printable
 from spark_mq.util.validation import invalid, validate_duration
 from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.state import WorkState
@@ -65,7 +61,15 @@ class HeartbeatWriter:
             return
         self._tried_at = now
         try:
-            write_heartbeat(self._files, self._path, self._heartbeat(now))
+            note = Heartbeat.of_process(
+                self._feed.worker,
+                began=self._started_at,
+                now=now,
+                interval=self._interval,
+                state="busy" if self._feed.is_busy() else "idle",
+                settled=self._state.summary.settled,
+            )
+            write_heartbeat(self._files, self._path, note)
             if before is None and not self._files.is_local:
                 delete_old_heartbeats(self._files)  # there a sweep would pay for each listing
         except Exception as error:
@@ -78,19 +82,6 @@ class HeartbeatWriter:
             self._files.delete(self._path)
         except Exception as error:
             self._log("deleted", error)
-
-    def _heartbeat(self, now: int) -> Heartbeat:
-        return Heartbeat(
-            self._feed.worker,
-            printable(socket.gethostname())[:255],
-            os.getpid(),
-            _version(),
-            self._started_at,
-            now,
-            self._interval,
-            "busy" if self._feed.is_busy() else "idle",
-            self._state.summary.settled,
-        )
 
     def _log(self, what: str, error: Exception) -> None:
         level = logging.DEBUG if self._failed else logging.INFO
@@ -125,11 +116,3 @@ def _write_until(writers: Sequence[HeartbeatWriter], ended: threading.Event) -> 
             writer.write_if_due()
     for writer in writers:
         writer.delete()
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("spark_mq")
-    except PackageNotFoundError:  # run from its source
-        return ""

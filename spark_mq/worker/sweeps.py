@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
-import socket
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
@@ -23,7 +21,6 @@ from spark_mq.storage.heartbeat_files import (
 )
 from spark_mq.util.background import in_background
 from spark_mq.util.clock import SECOND, Duration
-from spark_mq.util.show import printable
 from spark_mq.util.validation import invalid, validate_duration
 from spark_mq.worker.state import WorkState
 
@@ -113,10 +110,9 @@ class _Sweeper:
         return fresh
 
     def _write(self, began: int, now: int, state: str) -> None:
-        note = Heartbeat(
-            self._id, printable(socket.gethostname())[:255], os.getpid(), "", began, now,
-            self._interval, state, 0,
-        )  # fmt: skip
+        note = Heartbeat.of_process(
+            self._id, began=began, now=now, interval=self._interval, state=state
+        )
         write_heartbeat(self._queue.ledgers.files, heartbeat_path(_PLACE, self._id), note)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from spark_mq.errors import InvalidHandlerResult, SparkMQError
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
@@ -117,27 +117,11 @@ class Task:
 Done = tuple[Task, Verdict]
 
 
-class Tasks(Protocol):
-    """What a feed makes of its leases: tasks of one kind."""
-
-    @property
-    def settles_alone(self) -> bool:
-        """Return whether the thread of a handler settles its task, before it has another one."""
-
-    def lease_command(self, wanted: int) -> Acquire:
-        """Return the command that leases as many tasks."""
-
-    def of_lease(self, feed: _Runner, lease: WorkerLease) -> list[tuple[Task, int | None]]:
-        """Return the tasks of a lease, each with its lane. Raise an error of the store."""
-
-    def verdict(self, task: Task, result: Any) -> Verdict:
-        """Return the verdict of a handler that has returned. Raise InvalidHandlerResult."""
-
-    def parts(self, done: Sequence[Done]) -> list[SettlePart]: ...
-
-
 class LeaseTasks:
-    """The tasks of ``mode="batch"``: each lease is one."""
+    """The tasks of ``mode="batch"``: each lease is one.
+
+    Its handler's thread settles it, before it has another one.
+    """
 
     settles_alone = True
 
@@ -145,12 +129,15 @@ class LeaseTasks:
         self._handler, self._options = refuse_decisions(handler), options
 
     def lease_command(self, wanted: int) -> Acquire:
+        """Return the command that leases as many tasks."""
         return self._options.lease
 
     def of_lease(self, feed: _Runner, lease: WorkerLease) -> list[tuple[Task, int | None]]:
+        """Return the tasks of a lease, each with its lane. Raise an error of the store."""
         return [(Task(feed, self._handler, lease), None)]
 
     def verdict(self, task: Task, result: Any) -> Verdict:
+        """Return the verdict of a handler that has returned. Raise InvalidHandlerResult."""
         rows = parse_result(result, task.lease.lease_id, task.lease.intervals())
         task.lease.check_outcomes(row.outcome for row in rows)
         return Verdict(self._options.policy.verb_for_rest(failed=False), rows=rows)
@@ -171,7 +158,7 @@ class LeaseTasks:
 
 
 class MessageTasks:
-    """The tasks of ``mode="message"``: each message of a lease is one."""
+    """The tasks of ``mode="message"``: each message of a lease is one. The feed settles them."""
 
     settles_alone = False
 
@@ -200,6 +187,9 @@ class MessageTasks:
             for task, verdict in done
             if task.message is not None
         )
+
+
+Tasks: TypeAlias = LeaseTasks | MessageTasks
 
 
 class Verdicts:
