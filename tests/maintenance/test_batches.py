@@ -138,6 +138,18 @@ def test_a_failed_message_holds_the_batch_until_its_retry_is_settled(
     assert completions(done)[0]["groups"]["default"] == counts(acked=2)
 
 
+def test_a_batch_is_settled_behind_a_message_that_is_not(queue: Queue, done: Queue) -> None:
+    queue.publish("other")
+    queue.publish(["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done)
+    lease(queue, 1)
+    lease(queue, 1).ack()
+    assert queue.batches()[0].settled == 1
+    lease(queue, 1).ack()
+    assert queue.sweep().completed_batches == 1
+    assert completions(done)[0]["groups"]["default"] == counts(acked=2)
+
+
 def test_each_group_of_the_batch_must_settle_it(queue: Queue, done: Queue) -> None:
     queue.group("audit").ensure()
     queue.group("slow").ensure()

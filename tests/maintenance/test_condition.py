@@ -95,17 +95,6 @@ def test_an_error_for_a_message_does_not_quote_it() -> None:
     assert refused.value.__suppress_context__
 
 
-def test_a_condition_may_be_about_other_columns() -> None:
-    schema = pa.schema(
-        [("outcome", pa.string()), ("seconds", pa.float64()), ("value", pa.binary())]
-    )
-    rows = pa.table([["acked", "dropped"], [0.5, 2.0], [b"", b""]], schema=schema)
-    found = condition_of("outcome = 'dropped' AND seconds > 1", schema)
-    assert found.select(rows)["outcome"].to_pylist() == ["dropped"]
-    with pytest.raises(InvalidOption, match=r"SQL like \"seconds > 1\". The columns are outcome"):
-        condition_of("reason = 'rejected'", schema, "seconds > 1")
-
-
 @pytest.fixture
 def queue() -> Queue:
     queue = memory_queue()

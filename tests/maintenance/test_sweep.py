@@ -398,19 +398,6 @@ def test_a_trim_killed_after_its_first_delete_and_repeated_leaves_nothing(
     assert [m.value for m in lease(survivor).messages] == [b"d"]
 
 
-def test_two_trims_at_once_are_one(
-    delta_queue: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = trimmable(delta_queue, clock)
-    other = again(queue)
-    wrapper = on_commit(monkeypatch, "messages", before=lambda: trim(other))
-    assert trim(queue) == 0, "the other one has trimmed"
-    assert wrapper.calls == 2, "the other's, the refused one at its number, and none after that"
-    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 0
-    queue.publish("d")
-    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 1
-
-
 def test_after_a_trim_messages_is_an_ordinary_append_only_table(
     delta_queue: Make, clock: ManualClock
 ) -> None:

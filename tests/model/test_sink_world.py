@@ -1,21 +1,20 @@
-"""Workers that append to a Delta table and die, sleep or give back, in random order.
+"""Workers that append to a sink and die, sleep or give back, in random order.
 
-In the end the table has each message once that was not rejected, and the dead letters have each
-rejected one. Some seed must fail with each wrong version of a rule.
+In the end the sink, a table or a queue, has each message once that was not rejected, and the dead
+letters have each rejected one. Some seed must fail with each wrong version of a rule.
 """
 
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from support.marks import slow, slow_but
 from support.rule_variants import Variant, instead, returns, rule_variant
 from support.sinks import SCHEMA, make_sink, values
@@ -27,7 +26,11 @@ from spark_mq.testing import ManualClock, memory_queue
 SEEDS = range(12)
 DAILY = range(3)
 MESSAGES = 24
-
+WRITERS = {
+    "table": "deltalake.write_deltalake",
+    "queue": "spark_mq.operations.sinks.publish_messages",
+}
+"""What writes into a sink of each kind."""
 
 FATES = (
     "acks", "acks", "dies", "dies after", "nacks", "nacks after", "sleeps", "names late",
@@ -42,10 +45,13 @@ class Died(Exception):
 class World:
     """A group with a sink, and workers whose fates a seed draws."""
 
-    def __init__(self, folder: Path, seed: int, fates: Sequence[str] = FATES) -> None:
-        self.fates = fates
+    def __init__(
+        self, folder: Path, seed: int, fates: Sequence[str] = FATES, kind: str = "table"
+    ) -> None:
+        self.fates, self.writer = fates, WRITERS[kind]
+        self.write_really = pkgutil.resolve_name(self.writer)
         self.random, self.clock = random.Random(seed), ManualClock()
-        self.sink = make_sink(folder)
+        self.sink = make_sink(folder, kind)
         self.queue = memory_queue(clock=self.clock, max_delivery_attempts=None)
         self.group = self.queue.group()
         self.group.configure(sink=self.sink, breaker_threshold=None)
@@ -58,7 +64,7 @@ class World:
 
     def run(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(deltalake, "write_deltalake", self._write)
+            patch.setattr(self.writer, self._write)
             for _ in range(40):
                 self._step()
             while self.asleep:
@@ -143,14 +149,15 @@ class World:
     def _die(self) -> None:
         raise Died
 
-    def _write(self, *arguments: Any, **options: Any) -> None:
+    def _write(self, *arguments: Any, **options: Any) -> Any:
         meanwhile, self.meanwhile = self.meanwhile, None
         lands, self.lands = self.lands, False
         if meanwhile is not None:
             meanwhile()
-        write_deltalake(*arguments, **options)
+        result = self.write_really(*arguments, **options)
         if lands:
-            raise OSError("the reply was lost")
+            raise errors.StorageError("the reply was lost", path=self.sink, landed=None)
+        return result
 
     lands = False
 
@@ -189,9 +196,10 @@ MUTANTS: list[tuple[str, str, Variant]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("seed", slow_but(DAILY, SEEDS))
-def test_the_sink_has_each_message_once(tmp_path: Path, seed: int) -> None:
-    world = World(tmp_path / "sink", seed)
+def test_the_sink_has_each_message_once(tmp_path: Path, seed: int, kind: str) -> None:
+    world = World(tmp_path / "sink", seed, kind=kind)
     world.run()
     world.check()
 

@@ -188,16 +188,6 @@ def test_a_folder_with_other_files_is_not_made_a_queue(refused: Refused, tmp_pat
     assert error.path == str(tmp_path)
 
 
-def test_a_dead_letter_path_that_is_the_queue(refused: Refused, tmp_path: Path) -> None:
-    error = refused(
-        errors.InvalidOption,
-        lambda: Queue.create(tmp_path / "q", dead_letter_path=tmp_path / "q"),
-        "dead_letter_path",
-        "itself",
-    )
-    assert error.option == "dead_letter_path"
-
-
 # -- tables that were changed under the queue
 
 
@@ -295,16 +285,6 @@ def test_good_names(queue: Queue, value: str) -> None:
     assert len(lease(queue, group=value)) == 2
     assert value in queue.groups()
     assert again(queue).group(value).stats().leased == 2
-
-
-# -- settling
-
-
-def test_settling_nothing_changes_nothing(tmp_path: Path, queue: Queue) -> None:
-    held = queue.group().lease("w")
-    before = contents(tmp_path)
-    assert held.ack([]).settled == 0
-    assert contents(tmp_path) == before
 
 
 # -- secrets

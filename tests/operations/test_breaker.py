@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.handles import again, lease
+from support.handles import again, lease, until
 from support.tables import group_ledger_of
+from support.working import working
 
 from spark_mq import Lease, Queue
 from spark_mq.errors import GroupNotFound
-from spark_mq.ledger.schedule import next_due_at
-from spark_mq.testing import ManualClock
-from spark_mq.util.clock import to_datetime
+from spark_mq.testing import ManualClock, next_due
 
 Make = Callable[..., Queue]
 
@@ -91,38 +90,23 @@ def test_without_a_breaker_a_bug_makes_dead_letters_of_all_after_five_attempts(
         assert (stats.dead, stats.breaker) == (0, "open")
 
 
-def test_a_trial_is_one_message_and_its_ack_closes_the_breaker(
+def test_a_waiting_worker_gets_the_trial_when_it_is_due_and_its_ack_closes_the_breaker(
     queue: Queue, clock: ManualClock
 ) -> None:
     broken(queue)
-    clock.advance("10s")
-    trial = lease(again(queue), 50)
-    assert len(trial) == 1
-    assert queue.group().lease("w", max_messages=50) is None
-    assert "is the trial" in queue.group().blocked_because
-    trial.ack()
-    assert queue.group().stats().breaker == "closed"
-    assert len(lease(queue, 50)) == 50
-
-
-def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
-    broken(queue)
-    stop, seen = threading.Event(), list[int]()
+    seen = list[int]()
 
     def handle(taken: Lease) -> None:
         seen.append(len(taken))
-        if len(seen) == 2:
-            stop.set()
+        if len(seen) == 1:
+            assert queue.group().lease("w", max_messages=50) is None
+            assert "is the trial" in queue.group().blocked_because
 
-    thread = threading.Thread(
-        target=queue.group().work,
-        args=(handle,),
-        kwargs={"stop": stop, "max_messages": 10, "mode": "batch"},
-    )
-    thread.start()
-    clock.advance("10s")
-    thread.join(30)
-    assert seen == [1, 10]
+    with working(again(queue).group(), handle, max_messages=10):
+        clock.advance("10s")
+        until(lambda: len(seen) > 1)
+    assert seen[:2] == [1, 10]
+    assert queue.group().stats().breaker == "closed"
 
 
 @pytest.mark.parametrize("mode", ["batch", "message"])
@@ -247,18 +231,14 @@ def test_a_paused_group_leases_nothing_in_any_process_and_settles_all(queue: Que
 def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> None:
     numbers(queue, 4)
     queue.group().pause()
-    stop, seen = threading.Event(), list[bytes]()
+    seen = list[bytes]()
 
     def handle(taken: Lease) -> None:
         seen.extend(m.value for m in taken.messages)
-        if len(seen) == 4:
-            stop.set()
 
-    options = {"stop": stop, "poll_interval": "20ms", "mode": "batch"}
-    thread = threading.Thread(target=queue.group().work, args=(handle,), kwargs=options)
-    thread.start()
-    queue.group().resume()
-    thread.join(30)
+    with working(queue.group(), handle, poll_interval="20ms"):
+        queue.group().resume()
+        until(lambda: len(seen) == 4)
     assert seen == [b"0", b"1", b"2", b"3"]
 
 
@@ -318,7 +298,7 @@ def test_a_pause_may_end_by_itself(queue: Queue, clock: ManualClock) -> None:
     assert group.stats().breaker == "paused"
     assert group.lease("w") is None
     clock.advance("29m")
-    assert next_due_at_of(queue) == clock() + timedelta(minutes=1)
+    assert next_due(group) == clock() + timedelta(minutes=1)
     assert group.lease("w") is None
     clock.advance("1m")
     assert (group.blocked_because, group.stats().breaker) == ("", "closed")
@@ -330,12 +310,3 @@ def test_a_pause_may_end_by_itself(queue: Queue, clock: ManualClock) -> None:
     assert "until" not in group.blocked_because
     group.resume()
     assert len(lease(queue, 3)) == 3
-
-
-def next_due_at_of(queue: Queue) -> datetime:
-    ledger = group_ledger_of(queue.group())
-    snapshot = ledger.snapshot()
-    current = ledger.ledger_in(snapshot)
-    at = next_due_at(current, queue._context.messages.index(), ledger.settings(), ledger.now())
-    assert at is not None
-    return to_datetime(at)

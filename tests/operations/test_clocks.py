@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.handles import again, lease
+from support.handles import again, history, lease
 from support.tables import group_ledger_of
 
 from spark_mq import Queue, errors
@@ -279,5 +279,7 @@ def test_a_late_nack_on_the_last_attempt_commits_the_death(
     stored = group_ledger_of(again(queue).group()).snapshot().ledger
     assert stored is not None
     assert [r.state for r in stored] == ["dead"]
+    ends = [row for row in history(queue).to_pylist() if row["event"] == "lease_expired"]
+    assert [row["operation"] for row in ends] == [verb], "the operation that noticed it"
     queue.sweep()
     assert queue.stats()["groups"]["default"].dead_lettered == 1

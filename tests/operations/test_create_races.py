@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.handles import Killed, again, archive, die, index_commits, lease
+from support.handles import again, archive, index_commits, lease
 from support.queues import Place
 
 from spark_mq import Queue
@@ -155,25 +155,6 @@ def test_a_queue_can_be_created_at_each_step_of_an_open(place: Place) -> None:
 
     found = list(each_step(lambda: Queue.open(**at), create, prepare, ""))
     assert all(isinstance(one, Queue | QueueNotFound) for one in found)
-
-
-@pytest.mark.parametrize("finish", ["open", "create", "create with another setting"])
-def test_a_creation_that_died_is_completed_with_its_own_settings(
-    place: Place, byte_store: ByteStore, finish: str
-) -> None:
-    at = place()
-
-    byte_store.inject("create", of="leases", before=die)
-    with pytest.raises(Killed):
-        Queue.create(**at, lanes=2)
-    if finish == "create with another setting":
-        with pytest.raises(QueueExists, match=r"lanes=2, not 4") as refused:
-            Queue.create(**at, lanes=4)
-        assert "remove" not in str(refused.value)
-    queue = Queue.create(**at, lanes=2) if finish == "create" else Queue.open(**at)
-    assert queue.settings.lanes == 2
-    queue.publish("a")
-    assert lease(again(queue)).ack().settled == 1
 
 
 @pytest.mark.parametrize("table", ["commits", "history"])

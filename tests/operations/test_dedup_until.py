@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.byte_store import ByteStore
-from support.handles import again, lease, on_commit, once
+from support.handles import again, lease, on_commit
 from support.limits import Limits
-from support.tables import messages_of, on_publish
+from support.tables import messages_of
 
 from spark_mq import Message, PublishReceipt, Queue
 from spark_mq.errors import CorruptLog
@@ -163,33 +163,6 @@ def test_a_settle_between_the_look_and_the_commit_changes_nothing(
     on_commit(monkeypatch, "messages", before=lambda: lease(queue).ack())
     receipt = publish(queue, "a", "b")
     assert receipt.duplicates == (0,)
-    assert not holds(queue)
-
-
-def test_a_publish_whose_reply_was_lost_is_met_when_it_is_repeated(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = delta_queue(dedup_until="settled")
-    on_publish(monkeypatch, queue, once(fail=KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        publish(queue, "a", "b")
-    receipt = publish(again(queue), "a", "b")
-    assert list(receipt.duplicate_of.values()) == [
-        one.sequence for one in lease(queue, 10).messages
-    ]
-
-
-def test_a_crash_before_the_commit_holds_no_id(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = delta_queue(dedup_until="settled")
-
-    def crash() -> None:
-        raise KeyboardInterrupt
-
-    on_commit(monkeypatch, "messages", before=crash)
-    with pytest.raises(KeyboardInterrupt):
-        publish(queue, "a")
     assert not holds(queue)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from support.handles import again, history, side_by_side, take
 from support.marks import slow
-from support.tables import as_in_a_store, context_of
+from support.tables import as_in_a_store
 
 from spark_mq import ConsumerGroup, Message, Queue
-from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger import selection
 from spark_mq.testing import ManualClock
 
@@ -57,7 +56,7 @@ def test_messages_that_no_lease_has_examined_count_as_ready(
 ) -> None:
     publish(queue, "us-1", "us-2")
     assert (group.stats().ready, group.stats().unexamined) == (2, 2)
-    assert StatsReader(context_of(queue)).read()[group.name].unexamined == 2
+    assert queue.stats()["groups"][group.name].unexamined == 2
     assert queue.group("all").ensure().stats().unexamined == 0
     assert [one.key for one in group.peek()] == ["us-1", "us-2"]
     assert group.lease("w") is None

@@ -18,8 +18,6 @@ from support.handles import lease
 from spark_mq import Lease, Queue, ReceivedMessage, Reject, Retry, WorkSummary
 from spark_mq.errors import InvalidHandlerResult, InvalidPayload
 from spark_mq.testing import ManualClock, memory_queue, run_batch
-from spark_mq.util.failures import describe_error, exc_info, safe_repr, safe_text
-from spark_mq.util.validation import short_repr
 
 KINDS = pytest.mark.parametrize("kind", ["message", "batch", "async"])
 
@@ -85,40 +83,13 @@ def letters(queue: Queue) -> list[tuple[bytes, str]]:
     return list(zip(found["value"].to_pylist(), found["error"].to_pylist(), strict=True))
 
 
-# -- texts
-
-
-def test_a_value_whose_methods_fail_has_a_text() -> None:
-    text = "(Odd without a text: its str() raised AttributeError)"
-    assert safe_text(Odd()) == text
-    assert safe_repr(Odd()) == short_repr(Odd()) == text.replace("str()", "repr()")
-    assert describe_error(OddError()) == f"OddError: {text}".replace("(Odd ", "(OddError ")
-    assert describe_error(ValueError("boom")) == "ValueError: boom"
-
-
-def test_an_error_without_a_text_has_one_for_logs() -> None:
-    class ApiError(Exception):
-        __str__ = Odd.__str__
-
-    error = ApiError()
-    assert str(exc_info(error)[1]) == describe_error(error)
-
-
-def test_a_text_is_no_object_of_a_class_of_the_user() -> None:
-    class Text(str):
-        __slots__ = ()
-
-        def __str__(self) -> str:
-            return self
-
-    assert type(safe_text(Text("a"))) is str
-
-
 # -- what a handler raises
 
 
 @KINDS
-def test_an_error_without_a_text_is_a_failure_of_its_message(kind: str) -> None:
+def test_an_error_without_a_text_is_a_failure_of_its_message(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = once_each()
 
     def call(message: ReceivedMessage) -> None:
@@ -130,6 +101,7 @@ def test_an_error_without_a_text_is_a_failure_of_its_message(kind: str) -> None:
     ((value, error),) = letters(queue)
     assert value == b"bad"
     assert error == "OddError: (OddError without a text: its str() raised AttributeError)"
+    assert error in caplog.text, "with its traceback"
 
 
 @KINDS
@@ -293,11 +265,12 @@ def test_an_odd_result_is_a_failure_or_an_ack_of_its_message(kind: str, kinds: A
     assert summary.acked >= 2
 
 
-def rows_with(column: str) -> Callable[[Lease], Any]:
+def rows_with(column: str, value: object = None) -> Callable[[Lease], Any]:
     def handle(taken: Lease) -> Any:
         (message,) = taken.messages
         row: dict[str, Any] = {"sequence": message.sequence, "outcome": "nack"}
-        return [{**row, column: Odd()}] if message.value == b"bad" else None
+        odd = Odd() if value is None else value
+        return [{**row, column: odd}] if message.value == b"bad" else None
 
     return handle
 
@@ -308,6 +281,19 @@ def test_a_row_with_an_odd_value_is_a_failure_of_its_message(column: str) -> Non
     summary = queue.group().work(rows_with(column), mode="batch", until="settled")
     assert (summary.acked, summary.nacked) == (2, 1)
     assert [value for value, _ in letters(queue)] == [b"bad"]
+
+
+def test_a_text_of_a_class_of_the_user_is_plain_text_in_a_letter() -> None:
+    class Text(str):
+        __slots__ = ()
+        __len__ = __getitem__ = Odd._fail
+
+        def __str__(self) -> str:
+            return self
+
+    queue = once_each()
+    queue.group().work(rows_with("error", Text("odd")), mode="batch", until="settled")
+    assert letters(queue) == [(b"bad", "odd")]
 
 
 @pytest.mark.parametrize("column", ["sequence", "delay"])

@@ -26,29 +26,33 @@ from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import NotAQueue
 from spark_mq.inspect import WorkerInfo
 from spark_mq.testing import ManualClock
-from spark_mq.worker.heartbeat import HeartbeatWriter
 
 Make = Callable[..., Queue]
 
 
+class LookClock(ManualClock):
+    """A clock that counts how often workers look whether a write is due."""
+
+    looks = 0
+
+    def __call__(self) -> datetime:
+        self.looks += threading.current_thread().name == "spark_mq heartbeat"
+        return super().__call__()
+
+    def wait_for_looks(self, count: int = 4) -> None:
+        """Return after some more looks. The last one may still be under way."""
+        before = self.looks
+        until(lambda: self.looks >= before + count)
+
+
+@pytest.fixture
+def clock() -> LookClock:
+    return LookClock()
+
+
 @pytest.fixture(autouse=True)
-def looks(limits: Limits, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Workers look often whether a write is due. The list gets an entry after each look."""
+def look_often(limits: Limits) -> None:
     limits(heartbeat_look=0.005)
-    seen: list[int] = []
-    real = HeartbeatWriter.write_if_due
-
-    def note(writer: HeartbeatWriter) -> None:
-        real(writer)
-        seen.append(len(seen))
-
-    monkeypatch.setattr(HeartbeatWriter, "write_if_due", note)
-    return seen
-
-
-def look_again(looks: list[int], times: int = 3) -> None:
-    before = len(looks)
-    until(lambda: len(looks) >= before + times)
 
 
 def files_of(queue: Queue) -> list[str]:
@@ -89,7 +93,7 @@ def test_an_idle_worker_is_listed_until_it_ends(queue: Queue, clock: ManualClock
 
 
 def test_a_worker_writes_once_in_30_seconds(
-    queue: Queue, clock: ManualClock, looks: list[int], byte_store: ByteStore
+    queue: Queue, clock: LookClock, byte_store: ByteStore
 ) -> None:
     group, written = queue.group().ensure(), byte_store.paths("write", of="leases")
 
@@ -98,11 +102,11 @@ def test_a_worker_writes_once_in_30_seconds(
 
     with working(group):
         for number in range(1, 4):
-            look_again(looks)
+            clock.wait_for_looks()
             assert count() == number
             clock.advance("29s")
             queue.publish(["x"])  # also while it is busy
-            look_again(looks)
+            clock.wait_for_looks()
             assert count() == number
             clock.advance("1s")
             until(lambda number=number: count() == number + 1)
@@ -113,14 +117,14 @@ def test_a_worker_writes_once_in_30_seconds(
 
 
 def test_a_longer_interval_is_kept_and_delays_the_state_gone(
-    queue: Queue, clock: ManualClock, looks: list[int], byte_store: ByteStore
+    queue: Queue, clock: LookClock, byte_store: ByteStore
 ) -> None:
     group = queue.group().ensure()
     with working(group, heartbeat="10m"):
         until(group.workers)
         first = group.workers()[0].seen_at
         clock.advance("9m")
-        look_again(looks)
+        clock.wait_for_looks()
         assert group.workers()[0].seen_at == first
     kill(group, byte_store, heartbeat="10m", worker_id="slow")
     clock.advance("20m")
@@ -211,8 +215,7 @@ def test_a_worker_of_several_groups_is_listed_in_each(queue: Queue) -> None:
 
 def test_a_store_that_refuses_heartbeats_does_not_disturb_the_work(
     queue: Queue,
-    clock: ManualClock,
-    looks: list[int],
+    clock: LookClock,
     byte_store: ByteStore,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -230,7 +233,7 @@ def test_a_store_that_refuses_heartbeats_does_not_disturb_the_work(
         for number in range(1, 4):
             queue.publish(["a", "b"])
             until(lambda number=number: group.stats().acked == 2 * number)
-            look_again(looks)
+            clock.wait_for_looks()
             assert len(refused) == number, "one try in an interval"
             clock.advance("30s")
             until(lambda number=number: len(refused) == number + 1)
@@ -309,9 +312,7 @@ def test_a_dropped_group_has_no_workers_left(queue: Queue, byte_store: ByteStore
     assert queue.group("a").ensure().workers() == []
 
 
-def test_a_worker_does_not_make_a_deleted_queue_again(
-    tmp_path: Path, clock: ManualClock, looks: list[int]
-) -> None:
+def test_a_worker_does_not_make_a_deleted_queue_again(tmp_path: Path, clock: LookClock) -> None:
     queue = Queue.create(tmp_path / "queue", clock=clock, durable=False)
     group, inside, leave = queue.group().ensure(), threading.Event(), threading.Event()
     queue.publish(["a"])
@@ -326,7 +327,7 @@ def test_a_worker_does_not_make_a_deleted_queue_again(
             until(lambda: files_of(queue))
             Queue.drop_at(tmp_path / "queue", "queue")
             clock.advance("1m")
-            look_again(looks)
+            clock.wait_for_looks()
             assert not (tmp_path / "queue").exists()
             leave.set()
 

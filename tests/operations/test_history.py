@@ -5,7 +5,6 @@ One message's life; what finished how.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from support.arrow_memory import heap_in_use
 from support.byte_store import ByteStore
 from support.handles import again, archive, archived, history, lease, on_commit
 from support.limits import Limits
-from support.tables import context_of, group_ledger_of, ledgers_of, messages_of, on_commands
+from support.tables import context_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Message, Queue
 from spark_mq.delta import tables
@@ -31,7 +30,6 @@ from spark_mq.errors import LeaseLost
 from spark_mq.ledger.ranges import SETTLED, range_between
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.operations.history import show_outcomes
-from spark_mq.operations.settle import settle
 from spark_mq.storage import history_table as history_of
 from spark_mq.testing import ManualClock
 from spark_mq.util import user
@@ -583,6 +581,51 @@ def test_every_end_has_its_outcome(
     assert queue.group().stats().leased == 0
 
 
+def test_a_trace_has_the_last_outcome_in_each_group(queue: Queue) -> None:
+    (s,) = queue.publish("a").sequences
+    lease(queue, group="two").ack()
+    queue.group("one").ensure().discard(s)
+    lease(queue, group="unsettled")
+    ends = [(one.group, one.outcome) for one in queue.trace(s).outcomes]
+    assert ends == [("one", "dropped"), ("two", "acked")]
+    queue.group("two").seek("earliest")
+    assert [one.group for one in queue.trace(s).outcomes] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("how", "blamed"),
+    [
+        ("with its batch", (None, "bad", 2)),
+        ("alone", ("bad", None, None)),
+        ("by its owner", ("wrong customer", None, None)),
+    ],
+)
+def test_an_outcome_says_whether_a_whole_batch_failed(
+    queue: Queue, how: str, blamed: tuple[object, ...]
+) -> None:
+    s, _ = queue.publish(["a", "b"]).sequences
+    held = lease(queue, 2)
+    if how == "with its batch":
+        queue.group().configure(max_delivery_attempts=1)
+    held.nack(error="bad", delay=0)
+    if how == "alone":
+        lease(queue, 1).reject(error="bad")
+    elif how == "by its owner":
+        queue.group().dead_letter(s, reason="wrong customer")
+    queue.sweep()
+    (end,) = queue.trace(s).outcomes
+    assert (end.outcome, end.error, end.batch_error, end.batch_size) == ("dead_lettered", *blamed)
+    assert ("its batch of 2 failed: bad" in str(end)) == (how == "with its batch")
+
+
+def test_an_earlier_failure_is_not_why_a_message_was_acked(queue: Queue) -> None:
+    (s,) = queue.publish("a").sequences
+    lease(queue).nack(error="once", delay=0)
+    lease(queue).ack()
+    (end,) = queue.trace(s).outcomes
+    assert (end.error, str(end)) == ("once", "acked")
+
+
 def test_a_message_past_its_own_time_has_expired(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("a", expires_at=clock() + timedelta(seconds=5))])
     queue.publish(["b"])
@@ -612,19 +655,6 @@ def test_finished_messages_are_reported_within_bounds_and_of_each_group(queue: Q
     assert queue.finished("other").num_rows == 0
 
 
-def test_a_late_nack_of_the_last_attempt_is_named_as_the_operation(
-    make: Make, clock: ManualClock
-) -> None:
-    queue = make(max_delivery_attempts=1)
-    queue.publish("a")
-    taken = lease(queue)
-    clock.advance("10m")
-    with contextlib.suppress(LeaseLost):
-        taken.nack()
-    rows = history(queue).to_pylist()
-    assert [row["operation"] for row in rows if row["event"] == "lease_expired"] == ["nack"]
-
-
 def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,7 +662,6 @@ def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
     ended, other = lease(queue, 1), lease(queue, 1)
     ended._start_limit(1)
     clock.advance("10m")
-    ledger = group_ledger_of(queue.group())
 
     def extend_first(run: Callable[[], Any], _: object) -> Any:
         ended._held.move_deadline(context_of(queue).now() + 1)
@@ -640,7 +669,7 @@ def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
 
     on_commands(monkeypatch, extend_first)
     with pytest.raises(LeaseLost) as lost:
-        settle(ledger, [ended._held, other._held], "ack")
+        queue.group().ack([ended, other])
     reason = "since its lease reached max_lease_duration"
     assert lost.value.lost == [(first, first, reason)]
 

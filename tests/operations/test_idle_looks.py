@@ -7,9 +7,8 @@ name of its folder, because a handle of the same name would wake who waits.
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 
 import pytest
 from support.byte_store import VERBS, ByteStore, Call
-from support.handles import again, housekeep, index_commits
+from support.handles import again, housekeep, index_commits, until
 from support.tables import as_in_a_store, group_ledger_of, ledgers_of, messages_of
+from support.working import working
 
 from spark_mq import Lease, Queue
 from spark_mq.delta.tables import write_checkpoint
@@ -85,13 +85,6 @@ class Place:
         until(lambda: len({table for table, _, at in self.calls if at == self._seconds}) >= 2)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.fixture
 def place(tmp_path: Path, clock: ManualClock, byte_store: ByteStore) -> Place:
     queue = Queue.create(tmp_path / "queue", clock=clock, durable=False)
@@ -105,17 +98,9 @@ def place(tmp_path: Path, clock: ManualClock, byte_store: ByteStore) -> Place:
 @contextmanager
 def waiting(queue: Queue, group: str = "default") -> Iterator[list[Lease | None]]:
     """Let a worker wait for messages, and collect what it gets."""
-    stop, got = threading.Event(), list[Lease | None]()
-    worker = threading.Thread(
-        target=lambda: queue.group(group).work(got.append, mode="batch", stop=stop), daemon=True
-    )
-    worker.start()
-    try:
+    got = list[Lease | None]()
+    with working(queue.group(group), got.append):
         yield got
-    finally:
-        stop.set()
-        worker.join(30)
-        assert not worker.is_alive()
 
 
 def settle_down(place: Place, workers: int = 1) -> None:

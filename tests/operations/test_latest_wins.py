@@ -14,7 +14,6 @@ from support.tables import as_in_a_store, context_of, messages_of
 
 from spark_mq import Message, PublishReceipt, Queue
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.ledger import selection
 from spark_mq.ledger.intervals import MAX_REPLACED_BYTES, encode_replaced
 from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock, memory_queue
@@ -174,18 +173,6 @@ def test_a_seek_back_delivers_the_last_only(queue: Queue) -> None:
     assert take(queue.group()) == ["a2"]
     queue.group().seek("earliest")
     assert take(queue.group()) == ["a2"]
-
-
-def test_a_queue_that_replaces_nothing_walks_as_before(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(selection.WalkFilter, "__init__")
-    queue = make(dedup_window="1h", dedup_replaces=True)
-    queue.group().ensure()
-    publish(queue, "a1")
-    assert take(queue.group()) == ["a1"]
-    publish(queue, "a2")
-    assert take(queue.group()) == ["a2"], "the replaced message lies before the start of the group"
 
 
 def test_a_setting_that_replaces_needs_ids_that_count() -> None:

@@ -13,15 +13,6 @@ from support.handles import lease
 from spark_mq import Message, Queue, errors
 from spark_mq.errors import InvalidOption
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.validation import (
-    short_repr,
-    validate_count,
-    validate_duration,
-    validate_fraction,
-    validate_position,
-    validate_rate,
-    validate_size,
-)
 
 np = pytest.importorskip("numpy")
 
@@ -121,30 +112,36 @@ def test_numbers_of_numpy_and_arrow_are_numbers(queue: Queue, three: Any) -> Non
     held = queue.group().lease("w", max_messages=three, visibility_timeout=three)
     priorities = {message.sequence: message.priority for message in held.messages}
     assert [priorities[receipt.sequences[at]] for at in (0, 3)] == [3, 3]
-    assert validate_count("n", three) == 3
-    assert type(validate_count("n", three)) is int
-    assert validate_position("at", three) == 3
-    assert validate_size("max_bytes", three) == 3
-    assert validate_rate("rate", three) == 3.0
+    other = queue.group("other")
+    assert len(other.lease("w", max_messages=9, max_bytes=three)) == 1
+    assert type(other.configure(max_in_flight=three).max_in_flight) is int
+    assert queue.redrive(rate=three).messages == 0
 
 
-def test_durations_and_fractions_of_numpy_and_arrow_are_valid() -> None:
+def test_durations_and_fractions_of_numpy_and_arrow_are_valid(queue: Queue) -> None:
+    group = queue.group()
     given = [
         np.float64(1.5), np.float32(1.5), np.timedelta64(1500, "ms"),
         np.timedelta64(1_500_000_000, "ns"), pa.scalar(1.5), pa.scalar(timedelta(seconds=1.5)),
     ]  # fmt: skip
-    assert [validate_duration("wait", one) for one in given] == [1_500_000] * len(given)
-    assert validate_fraction("jitter", np.float32(0.5)) == 0.5
+    found = [group.configure(retry_delay=one).retry_delay for one in given]
+    assert found == [timedelta(seconds=1.5)] * len(given)
+    assert group.configure(retry_jitter=np.float32(0.5)).retry_jitter == 0.5
 
 
 @pytest.mark.parametrize("flag", [True, np.bool_(True), pa.scalar(True)])
-def test_a_truth_value_is_no_number(flag: Any) -> None:
-    for check in (validate_count, validate_duration, validate_rate, validate_size):
+def test_a_truth_value_is_no_number(queue: Queue, flag: Any) -> None:
+    group = queue.group()
+    calls: list[Callable[[], Any]] = [
+        lambda: group.lease("w", max_messages=flag),
+        lambda: group.lease("w", wait=flag),
+        lambda: group.lease("w", max_bytes=flag),
+        lambda: queue.redrive(rate=flag),
+        lambda: queue.publish(Message("a", priority=flag)),
+    ]
+    for call in calls:
         with pytest.raises(InvalidOption):
-            check("option", flag)
-    queue = memory_queue()
-    with pytest.raises(InvalidOption):
-        queue.publish(Message("a", priority=flag))
+            call()
 
 
 def test_errors_show_no_payload_and_stay_short(queue: Queue) -> None:
@@ -179,4 +176,3 @@ def test_every_error_is_short() -> None:
     error = errors.QueueNotFound(f"there is no queue {SECRET}", path="q")
     assert len(str(error)) <= 10_000
     assert str(error).endswith("(2000029 characters)")
-    assert len(short_repr(SECRET)) <= 200

@@ -7,11 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from spark_mq import Queue, errors
 from spark_mq.delta.memory_files import MemoryFiles
-from spark_mq.interfaces.cli.app import app
 from spark_mq.operations.create import create_queue_tables, new_settings, open_context
 from spark_mq.util.clock import system_clock
 
@@ -34,14 +32,6 @@ def test_a_link_into_a_queue_is_refused_too(tmp_path: Path) -> None:
     with pytest.raises(errors.NotAQueue, match="lies within the queue"):
         Queue.create(tmp_path / "link" / "inner")
     assert Queue.find_all(tmp_path / "events") == [queue.path]
-
-
-def test_the_command_refuses_it_as_well(tmp_path: Path) -> None:
-    Queue.create(tmp_path / "events")
-    result = CliRunner().invoke(app, ["queue", "create", str(tmp_path / "events" / "inner")])
-    assert isinstance(result.exception, errors.NotAQueue)
-    assert "lies within the queue" in str(result.exception)
-    assert not (tmp_path / "events" / "inner").exists()
 
 
 def test_dead_letters_may_lie_within_their_queue(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from spark_mq.ledger.commands import Command
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.ledger.settle import Settle
 from spark_mq.operations import payloads
-from spark_mq.operations.outages import Refusals
 from spark_mq.streaming.multi_source import MultiQueueSource
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
@@ -450,11 +449,16 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("how", [None, "empty", "settled"])
-@pytest.mark.parametrize("mode", ["batch", "message"])
-@pytest.mark.parametrize("why", REFUSALS)
+@pytest.mark.parametrize(
+    ("why", "how", "mode"),
+    [
+        *((why, None, "batch") for why in REFUSALS),
+        *(("no right", how, mode) for how in ("empty", "settled") for mode in ("batch", "message")),
+        ("no right", None, "message"),
+    ],
+)
 def test_a_worker_that_its_store_refuses_from_the_start_ends_with_the_path_and_the_fix(
-    delta_queue: Make, outage: Outage, how: Any, mode: Any, why: str
+    delta_queue: Make, outage: Outage, why: str, how: Any, mode: Any
 ) -> None:
     queue, (error, fix) = delta_queue(), REFUSALS[why]
     queue.publish("a")
@@ -509,21 +513,21 @@ def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
 
 
 def test_a_store_that_recovers_while_a_worker_asks_for_the_cause_has_refused_nothing(
-    delta_queue: Make, outage: Outage, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, outage: Outage
 ) -> None:
     queue, seen = delta_queue(), list[int]()
     queue.publish("a")
     queue.group().ensure()
-    opened, real = again(queue), Refusals.give_up
 
-    def recover(refusals: Refusals, error: Exception) -> bool:
+    def fail_once(*_: Any) -> OSError:
         outage.on = False
-        return real(refusals, error)
+        return PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Refusals, "give_up", recover)
+    opened, outage.error = again(queue), fail_once  # type: ignore[assignment]
     outage.begin("leases", (*READS, *WRITES))
     with working(opened, lambda taken: seen.append(len(taken))):
         until(lambda: seen)
+    assert outage.failed == 1
     assert drained(queue) == []
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from spark_mq import Queue, errors
 from spark_mq.interfaces.cli.app import app
-from spark_mq.testing import memory_queue
 
 DOORS: dict[str, Callable[[str, Queue], object]] = {
     "create": lambda path, _: Queue.create(path),
@@ -66,30 +64,3 @@ def test_each_spelling_of_a_path_opens_the_queue(queue: Queue, tmp_path: Path, n
     queue.group().configure(sink=(tmp_path / name).as_uri())
     assert queue.group().settings.sink == created.path
     assert created.path in Queue.find_all("~")
-
-
-def test_a_queue_in_memory_is_read_as_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the prefetch of a remote file, and in turns, because nothing waits for a network."""
-    import pyarrow.parquet as pq
-
-    from spark_mq.parquet import reader
-
-    options, turns, real = list[Any](), list[float](), pq.ParquetFile
-
-    def opened(*args: Any, **given: Any) -> Any:
-        options.append(given.get("pre_buffer"))
-        return real(*args, **given)
-
-    def hold(seconds: float) -> Any:
-        turns.append(seconds)
-        return real_hold(seconds)
-
-    real_hold = reader.read_turns.hold
-    monkeypatch.setattr(pq, "ParquetFile", opened)
-    monkeypatch.setattr(reader.read_turns, "hold", hold)
-    queue = memory_queue()
-    queue.publish([os.urandom(100_000) for _ in range(3)])
-    lease = queue.group().lease("w", max_messages=3)
-    assert len(lease.messages) == 3
-    assert turns
-    assert True not in options

@@ -98,23 +98,6 @@ def test_delayed_messages_come_first_when_due(queue: Queue, clock: ManualClock) 
     assert next_values(queue, 2) == ["later", "2"]
 
 
-def test_a_drain_never_waits_on_a_prior_owner_whose_lease_is_past(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish([str(n) for n in range(3)])
-    lease(queue, 2)
-    clock.advance("62s")
-    seen: list[str] = []
-    summary = queue.group().work(
-        lambda taken: seen.extend(m.value.decode() for m in taken.messages),
-        mode="batch",
-        until="empty",
-        max_messages=10,
-    )
-    assert sorted(seen) == ["0", "1", "2"]
-    assert summary.settled == 3
-
-
 def test_no_message_reaches_a_worker_more_often_than_the_limit_however_its_leases_end(
     make: Make, clock: ManualClock
 ) -> None:

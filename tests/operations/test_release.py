@@ -95,15 +95,6 @@ def test_a_lease_is_extended_by_a_process_that_knows_none_of_the_later_messages(
     assert lease.extend("10m") == SettleResult(1)
 
 
-def test_a_trace_shows_the_release(delta_queue: Make) -> None:
-    queue = delta_queue()
-    sequence = queue.publish("a").sequences[0]
-    lease = queue.group().lease("w")
-    lease.release(delay="15m")
-    events = [(e.event, e.state) for e in queue.trace(sequence).events]
-    assert events == [("leased", "leased"), ("released", "available")]
-
-
 @pytest.mark.parametrize("looked", ["nobody", "a sweep", "a lease", "a sweep before that"])
 @pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release", "extend"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "named"])

@@ -1,7 +1,7 @@
 """What the API makes of a settle in each state of a message, line by line.
 
 The rule itself has such a table in tests/unit/ledger/test_settle.py. Here are the results and the
-errors that callers see, what an object of a lease knows, and the same after ranges have merged.
+errors that callers see, and what an object of a lease knows.
 
 A line reads: a message in this state, settled by a lease that was granted it, by this verb: so many
 settled, so many already settled, or why not. "lost" is a LeaseLost that names the message and the
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support.handles import Killed, die, on_commit, route
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue, SettleResult
@@ -47,16 +48,12 @@ OWN = {"settled by this lease", "given back", "dead", "blocked", "being routed"}
 
 @dataclass
 class Case:
-    """Three neighbours under three leases; the one in the middle is looked at.
-
-    The others, where ranges are to merge, share its fate.
-    """
+    """Three neighbours under three leases; the one in the middle is looked at."""
 
     queue: Queue
     clock: ManualClock
     leases: list[Lease]
     sequences: list[int]
-    merged: bool
 
     @property
     def lease(self) -> Lease:
@@ -65,11 +62,6 @@ class Case:
     @property
     def sequence(self) -> int:
         return self.sequences[1]
-
-    def each(self, act: Callable[[Lease, int], object]) -> None:
-        for lease, seq in zip(self.leases, self.sequences, strict=True):
-            if self.merged or lease is self.lease:
-                act(lease, seq)
 
     def expire(self) -> None:
         self.clock.advance("62s")
@@ -83,7 +75,7 @@ class Case:
 
 def by_id(case: Case, verb: str, *args: Any) -> None:
     """By the lease's id, so that its object knows nothing of it."""
-    case.each(lambda lease, seq: getattr(case.queue.group(), verb)(lease.lease_id, [seq], *args))
+    getattr(case.queue.group(), verb)(case.lease.lease_id, [case.sequence], *args)
 
 
 def later(case: Case) -> Lease:
@@ -115,9 +107,10 @@ PREPARE: dict[str, Callable[[Case], object]] = {
 
 def freeze(queue: Queue) -> None:
     """The first step of routing, whose sweeper has been killed."""
-    from spark_mq.ledger import routing
-
-    group_ledger_of(queue.group()).run(routing.FreezeDead("routing-1", 10, 100))
+    with pytest.MonkeyPatch.context() as patch:
+        on_commit(patch, "leases", after=die)
+        with pytest.raises(Killed):
+            route(queue.group())
 
 
 @pytest.fixture
@@ -125,7 +118,7 @@ def case(queue: Queue, clock: ManualClock) -> Case:
     receipt = queue.publish(["0", "1", "2"])
     leases = [queue.group().lease(f"w{n}") for n in range(3)]
     held = [lease for lease in leases if lease is not None]
-    return Case(queue, clock, held, list(receipt.sequences), merged=False)
+    return Case(queue, clock, held, list(receipt.sequences))
 
 
 def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
@@ -183,13 +176,6 @@ def settle(case: Case, state: str, verb: str, way: str) -> None:
 @pytest.mark.parametrize("state", TABLE)
 def test_a_settle(case: Case, state: str, verb: str, way: str) -> None:
     settle(case, state, verb, way)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("state", TABLE)
-def test_a_settle_after_ranges_have_merged(case: Case, state: str, verb: str) -> None:
-    case.merged = True
-    settle(case, state, verb, "sequence")
 
 
 @pytest.mark.parametrize("again", VERBS)

@@ -40,7 +40,7 @@ from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.settle import ACK, RELEASE, Settle, SettlePart
 from spark_mq.storage.ledger_files import events_of
-from spark_mq.storage.optimistic_commit import OptimisticCommit
+from spark_mq.util.fair_lock import Hold
 
 pytestmark = pytest.mark.on_both_storages
 
@@ -63,24 +63,26 @@ def ack(lease: Lease) -> Settle:
 
 
 @contextmanager
-def piled_up(queue: Queue, patch: pytest.MonkeyPatch) -> Iterator[Submit]:
+def piled_up(queue: Queue) -> Iterator[Submit]:
     """What is submitted in the block waits in its order, and runs together at the block's end."""
     entered, opened = threading.Event(), threading.Event()
-    real, group, calls = OptimisticCommit.run, group_ledger_of(queue.group()), list[Future[Any]]()
+    group, calls = group_ledger_of(queue.group()), list[Future[Any]]()
+    batcher = group.queue.committer.batcher
+    real = batcher._run
 
-    def run(commit: OptimisticCommit) -> None:
+    def run(units: Any) -> Any:
         if not entered.is_set():
             entered.set()
             assert opened.wait(30)
-        real(commit)
+        return real(units)
 
     def submit(call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         calls.append(pool.submit(call, *args, **options))
-        until(lambda: len(group.queue.committer.batcher.calls) == len(calls) + 1)
+        until(lambda: len(batcher.calls) == len(calls) + 1)
         return calls[-1]
 
-    with patch.context() as patched, ThreadPoolExecutor(16) as pool:
-        patched.setattr(OptimisticCommit, "run", run)
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(16) as pool:
+        patch.setattr(batcher, "_run", run)
         first = pool.submit(group.run, Step(lambda view: Change(None, None)))
         assert entered.wait(30)
         try:
@@ -120,13 +122,11 @@ def test_eight_threads_of_a_worker_share_their_commits(
     assert again(queue).group().stats().acked == 200
 
 
-def test_leases_of_several_threads_become_one_commit(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leases_of_several_threads_become_one_commit(queue: Queue) -> None:
     receipt = queue.publish([str(n) for n in range(8)])
     queue.group().ensure()
     before = version(queue)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         asked = [submit(queue.group().lease, f"w{n}") for n in range(8)]
     leases = [one.result(30) for one in asked]
     assert sorted(m.sequence for taken in leases for m in taken.messages) == list(receipt.sequences)
@@ -135,15 +135,13 @@ def test_leases_of_several_threads_become_one_commit(
     assert [again(queue).group().ack(taken.lease_id) for taken in leases] == [SettleResult(1)] * 8
 
 
-def test_threads_of_several_groups_share_a_commit(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_several_groups_share_a_commit(queue: Queue) -> None:
     (sequence,) = queue.publish("a").sequences
     names = ("default", "b", "c")
     for name in names:
         queue.group(name).ensure()
     before = version(queue)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         asked = {name: submit(queue.group(name).lease, f"w-{name}") for name in names}
     leases = {name: one.result(30) for name, one in asked.items()}
     assert [lease.messages[0].sequence for lease in leases.values()] == [sequence] * 3
@@ -158,7 +156,7 @@ def test_threads_of_several_groups_share_a_commit(
 
 
 def test_a_broken_ledger_fails_the_operations_of_its_group_only(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits
+    delta_queue: Make, limits: Limits
 ) -> None:
     limits(tag_bytes=0)
     queue = delta_queue()
@@ -168,7 +166,7 @@ def test_a_broken_ledger_fails_the_operations_of_its_group_only(
     (path,) = Path(queue.path, "leases").glob("consumer_group=broken/*.parquet")
     path.write_bytes(b"no ledger")
     fresh = again(queue)
-    with piled_up(fresh, monkeypatch) as submit:
+    with piled_up(fresh) as submit:
         run, command = group_ledger_of(fresh.group("broken")).run, Acquire("w", 1)
         failed = [submit(run, command) for _ in range(2)]
         wanted = submit(fresh.group().lease, "w")
@@ -176,9 +174,7 @@ def test_a_broken_ledger_fails_the_operations_of_its_group_only(
     assert [type(one.exception(30)) for one in failed] == [CorruptLog] * 2
 
 
-def test_a_transaction_of_one_group_is_known_to_the_commands_of_another(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_of_one_group_is_known_to_the_commands_of_another(queue: Queue) -> None:
     seen = list[int | None]()
 
     def change(view: View) -> Change[None]:
@@ -187,7 +183,7 @@ def test_a_transaction_of_one_group_is_known_to_the_commands_of_another(
 
     for name in ("default", "b"):
         queue.group(name).ensure()
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         for name in ("default", "b"):
             submit(group_ledger_of(queue.group(name)).run, Step(change, apps=("app",)))
     assert seen == [None, 7]
@@ -204,14 +200,12 @@ def test_a_command_that_runs_another_one_does_not_wait_for_itself(queue: Queue) 
     assert group_ledger_of(queue.group()).run(Step(change)) == 2
 
 
-def test_a_change_by_a_person_is_a_commit_of_its_own(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_by_a_person_is_a_commit_of_its_own(queue: Queue) -> None:
     """Traces would name the person for what other threads did in the same commit."""
     (sequence,) = queue.publish("a").sequences
     queue.group().ensure()
     before = version(queue)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         asked = submit(queue.group().lease, "w")
         queue.group().configure(max_in_flight=9)
     assert asked.result(30).worker_id == "w"
@@ -227,19 +221,19 @@ def test_a_change_of_single_messages_is_a_commit_of_its_own_even_without_a_name(
     queue.group().ensure()
     before = version(queue)
     monkeypatch.setattr("spark_mq.operations.committer.current_user", lambda: None)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         asked = submit(queue.group().lease, "w")
         assert queue.group().discard([second], reason="a mistake") == 1
     assert [m.sequence for m in asked.result(30).messages] == [first]
     assert operations(queue, before) == ["discard", "lease"]
 
 
-def test_settles_come_before_leases(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settles_come_before_leases(make: Make) -> None:
     """The cap leaves room for a lease only after the settle, which came later."""
     queue = make(max_in_flight=1)
     queue.publish(["a", "b"])
     held, before = lease(queue, 1), version(queue)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         wanted = submit(queue.group().lease, "w")
         acked = submit(held.ack)
     assert acked.result(30) == SettleResult(1)
@@ -247,31 +241,27 @@ def test_settles_come_before_leases(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert operations(queue, before) == ["ack+lease"]
 
 
-def test_no_settle_expires_a_lease_that_its_commit_extends(
-    make: Make, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_settle_expires_a_lease_that_its_commit_extends(make: Make, clock: Any) -> None:
     """Its messages have no attempt left: they would be dead."""
     queue = make(max_delivery_attempts=1)
     queue.publish(["a", "b"])
     late, other = lease(queue, 1), lease(queue, 1)
     clock.advance("1h")
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         calls = [submit(queue.group().lease, "w"), submit(other.ack), submit(late.extend)]
     assert [one.result(30) for one in calls] == [None, SettleResult(1), SettleResult(1)]
     stats = queue.group().stats()
     assert (stats.leased, stats.dead) == (1, 0)
 
 
-def test_an_error_is_that_of_its_own_operation(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_that_of_its_own_operation(queue: Queue) -> None:
     queue.publish(["a", "b"])
     held, before = lease(queue, 1), version(queue)
 
     def fail(view: View) -> Change[None]:
         raise ValueError("mine")
 
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         acked = submit(held.ack)
         failed = submit(group_ledger_of(queue.group()).run, Step(fail))
         wanted = submit(queue.group().lease, "w")
@@ -281,23 +271,74 @@ def test_an_error_is_that_of_its_own_operation(
     assert operations(queue, before) == ["ack+lease"]
 
 
-def test_without_its_group_each_operation_fails_by_itself(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("contended", [False, True])
+def test_what_fails_for_several_calls_is_tried_for_each_unless_it_was_contention(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, contended: bool
 ) -> None:
+    """They share one timeout, so none waits for the line twice."""
+    queue.publish(["a", "b"])
+    held, sizes = lease(queue, 1), list[int]()
+    batcher = context_of(queue).committer.batcher
+    real = batcher._run
+
+    def run(units: Any) -> Any:
+        sizes.append(len(units))
+        if len(units) > 1 and contended:
+            raise ContentionTimeout("lost", group="default", attempts=1)
+        if len(units) > 1:
+            raise ValueError("a bug")
+        return real(units)
+
+    monkeypatch.setattr(batcher, "_run", run)
+    with piled_up(queue) as submit:
+        calls = [submit(held.ack), submit(queue.group().lease, "w")]
+    failed = [type(one.exception(30)) for one in calls]
+    assert failed == [ContentionTimeout if contended else type(None)] * 2
+    assert sizes == ([1, 2] if contended else [1, 2, 1, 1])
+
+
+def test_an_interrupt_of_the_thread_that_commits_ends_its_own_call_only(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    held = lease(queue, 1)
+
+    def interrupt(view: View) -> Change[None]:
+        raise KeyboardInterrupt
+
+    with piled_up(queue) as submit:
+        interrupted = submit(group_ledger_of(queue.group()).run, Step(interrupt))
+        acked, wanted = submit(held.ack), submit(queue.group().lease, "w")
+    assert isinstance(interrupted.exception(30), KeyboardInterrupt)
+    assert acked.result(30) == SettleResult(1)
+    assert [m.value for m in wanted.result(30).messages] == [b"b"]
+
+
+def test_a_call_that_is_interrupted_while_it_waits_changes_nothing(queue: Queue) -> None:
+    queue.publish("a")
+    held = lease(queue)
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with piled_up(queue), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hold, "acquire", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            held.ack()
+    assert queue.group().stats().leased == 1
+
+
+def test_without_its_group_each_operation_fails_by_itself(queue: Queue) -> None:
     queue.publish("a")
     held = lease(queue)
     queue.drop_group("default")
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         calls = [submit(held.ack), submit(queue.group().ack, held.lease_id)]
     assert [type(one.exception(30)) for one in calls] == [GroupNotFound] * 2
 
 
-def test_what_settles_did_is_recorded_with_a_change_of_settings(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_settles_did_is_recorded_with_a_change_of_settings(queue: Queue) -> None:
     queue.publish(["a"])
     held, before = lease(queue, 1), version(queue)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         submit(held.ack)
         changed = submit(group_ledger_of(queue.group()).run, Configure({"max_in_flight": 7}))
     assert changed.result(30).max_in_flight == 7
@@ -325,12 +366,10 @@ def numbered(queue: Queue, app: str, number: int) -> int | None:
     return before
 
 
-def test_a_commit_keeps_the_transactions_of_all_its_operations(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_keeps_the_transactions_of_all_its_operations(queue: Queue) -> None:
     queue.publish("a")
     held, before = lease(queue), version(queue)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         calls = [
             submit(numbered, queue, "one", 3),
             submit(held.ack),
@@ -346,13 +385,11 @@ def test_a_commit_keeps_the_transactions_of_all_its_operations(
     ]
 
 
-def test_an_operation_sees_the_transaction_of_one_before_it(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operation_sees_the_transaction_of_one_before_it(queue: Queue) -> None:
     queue.group().ensure()
     numbered(queue, "app", 1)
     before = version(queue)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         calls = [submit(numbered, queue, "app", number) for number in (2, 3)]
     assert [one.result(30) for one in calls] == [1, 2]
     assert version(queue) == before + 1
@@ -375,7 +412,7 @@ def test_after_a_lost_race_all_operations_are_computed_again(
         theirs.append(lease(rival, 1))
 
     write = once(before=race)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         on_write(monkeypatch, queue, write)
         calls = [submit(held.ack), submit(lost.ack), submit(queue.group().lease, "w")]
     assert write.calls == 2
@@ -400,7 +437,7 @@ def test_a_failed_commit_is_an_error_of_each_caller(
     queue.publish(["a", "b"])
     held = lease(queue, 1)
     write = Injected(lambda run: None, fail=error)
-    with piled_up(queue, monkeypatch) as submit:
+    with piled_up(queue) as submit:
         on_write(monkeypatch, queue, write)
         calls = [
             submit(held.ack),
@@ -440,7 +477,7 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_without_a_look_what_changes_nothing_is_computed_again(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, fails: bool
+    delta_queue: Make, fails: bool
 ) -> None:
     """A store whose writer is alone starts from the last known state. It may be out of date."""
     queue = delta_queue()
@@ -461,9 +498,7 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
     assert operations(queue, before) == ["ack"]
 
 
-def test_without_a_look_a_lease_gets_what_another_process_has_released(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish(["a", "b"])
     held, rival = lease(queue, 1), again(queue)

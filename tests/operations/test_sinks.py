@@ -229,42 +229,6 @@ def test_a_poison_after_the_write_is_isolated_and_nothing_is_doubled(
     assert f"The sink {sink} may have its rows: look before a redrive" in letter["error"]
 
 
-def test_workers_that_die_at_random_write_each_message_once(
-    group: ConsumerGroup, clock: ManualClock, sink: str
-) -> None:
-    """Each third lease dies before its write, after it, or between fence and write."""
-    texts = [f"{n:03}" for n in range(120)]
-    for at in range(0, len(texts), 10):
-        publish(group, *texts[at : at + 10])
-    asleep: list[Lease] = []
-    step = 0
-    while group.stats().unsettled:
-        lease = group.lease("w", max_messages=7 + step % 9)
-        step += 1
-        assert step < 1_000
-        if lease is None:
-            clock.advance("2m")
-            continue
-        fate = step * 7919 % 6
-        if fate == 0:
-            asleep.append(lease)
-        elif fate == 1:
-            append(lease)
-            asleep.append(lease)
-        else:
-            append(lease)
-            lease.ack()
-        if len(asleep) == 3:
-            clock.advance("2m")
-            late = asleep.pop(0)
-            try:
-                append(late)
-                late.ack()
-            except (errors.LeaseLost, errors.InvalidOption):
-                pass
-    assert values(sink) == texts
-
-
 @OF_TABLES
 def test_a_writer_is_used_again_only_after_its_messages_are_settled(
     group: ConsumerGroup, clock: ManualClock, sink: str

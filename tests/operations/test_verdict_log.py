@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from spark_mq import Lease, Queue, ReceivedMessage
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
-from spark_mq.operations.work_report import VerdictLog, describe_settled
+from spark_mq import Lease, Queue
+from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleOutcome, SettlePart
+from spark_mq.operations.work_report import VerdictLog
 from spark_mq.testing import ManualClock
-from spark_mq.util import error_shape
 
 Make = Callable[..., Queue]
 
@@ -170,27 +169,3 @@ def test_the_last_attempt_writes_its_traceback_as_a_warning(
             clock.advance("1m")
     assert traced == ["INFO", "WARNING"]
     assert queue.group().stats().dead == 1
-
-
-def test_each_verb_has_its_word_in_a_log() -> None:
-    commands = [SettlePart(verb, "l") for verb in (ACK, NACK, REJECT, RELEASE)]
-    outcomes = [SettleOutcome(settled=count) for count in (1, 2, 3, 4)]
-    assert describe_settled(commands, outcomes) == "1 acked, 2 nacked, 3 rejected, 4 released"
-
-
-def test_a_worker_computes_the_shape_of_an_error_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For the traceback, and for the line of the verdicts."""
-    texts: list[str] = []
-    real = error_shape.error_shape
-    monkeypatch.setattr(error_shape, "error_shape", lambda text: texts.append(text) or real(text))
-    messages = [f"{queue.path}, {n}" for n in range(5)]  # the cache knows no other test
-    queue.publish(messages)
-
-    def handler(message: ReceivedMessage) -> None:
-        raise ValueError(message.value.decode())
-
-    queue.group().configure(max_delivery_attempts=1, breaker_threshold=None)
-    queue.group().work(handler, mode="message", until="settled")
-    assert sorted(texts) == [f"ValueError: {one}" for one in messages]

@@ -19,9 +19,8 @@ from support.tables import context_of, group_ledger_of, messages_of, on_commands
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import GroupBlocked
 from spark_mq.ledger.owner_commands import Expire, Seek
-from spark_mq.ledger.schedule import next_due_at
 from spark_mq.operations import acquire as waiting
-from spark_mq.testing import ManualClock
+from spark_mq.testing import ManualClock, next_due
 
 Make = Callable[..., Queue]
 LONG = "1h"
@@ -265,24 +264,18 @@ def test_a_look_that_fails_is_followed_by_a_try_which_says_why(
 
 
 def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: ManualClock) -> None:
-    group = queue.group()
-    group.ensure()
+    group = queue.group().ensure()
 
-    def at() -> float | None:
-        instant = next_due_at(
-            group_ledger_of(group).current(),
-            messages_of(queue).index(),
-            group_ledger_of(group).settings(),
-            context_of(queue).now(),
-        )
-        return None if instant is None else round((instant - context_of(queue).now()) / 1e6, 3)
+    def seconds() -> float | None:
+        due = next_due(group)
+        return None if due is None else round((due - clock()).total_seconds(), 3)
 
-    assert at() is None
+    assert seconds() is None
     queue.publish(["a", "b"])
     taken = lease(queue, 1)
-    assert at() == 61, "the deadline and the margin"
+    assert seconds() == 61, "the deadline and the margin"
     taken.nack(delay="20s")
-    assert at() == 20
+    assert seconds() == 20
     queue.publish(["c"], deliver_at=clock() + timedelta(seconds=5))
-    assert at() is not None
-    assert 5 <= at() <= 6  # type: ignore[operator]
+    assert seconds() is not None
+    assert 5 <= seconds() <= 6  # type: ignore[operator]

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pytest
 from support.handles import again, lease, trim, until
 from support.tables import context_of, group_ledger_of, on_commands
+from support.working import working
 
 from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
 from spark_mq.errors import (
@@ -78,42 +78,26 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
 ) -> None:
     caplog.set_level(logging.INFO, "spark_mq")
     queue = make(max_delivery_attempts=2, retry_delay="10s", retry_jitter=0)
+    due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S}Z"
 
     def fail(_: Lease) -> None:
         raise ValueError("boom")
 
-    def reported() -> list[str]:
-        lines = [
-            r.getMessage()
-            for r in caplog.records
-            if r.name in ("spark_mq.worker", "spark_mq.handler")
-        ]
+    def logged(values: list[str], **options: Any) -> str:
         caplog.clear()
-        return [re.sub(r" \(lease .*\)", "", line) for line in lines]
+        queue.publish(values)
+        drain(queue, fail, **options)
+        return caplog.text
 
-    queue.publish(["a", "b"])
-    drain(queue, fail, max_messages=2)
-    due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S}Z"
-    assert reported() == [
-        "group default: the handler failed with 2 unsettled messages (delivery 1 of 2)",
-        f"group default: 2 messages nacked: 2 due again from {due}",
-    ]
+    text = logged(["a", "b"], max_messages=2)
+    assert "2 unsettled messages (delivery 1 of 2)" in text
+    assert f"2 messages nacked: 2 due again from {due}" in text
     clock.advance("10s")
-    drain(queue, fail)
-    assert reported()[:3] == [
-        "group default: leased 1 message of a lease that failed, "
-        "isolating 1 suspect, about 1 lease left",
-        "group default: the handler failed with 1 unsettled message (delivery 2 of 2)",
-        "group default: 1 message nacked: 1 dead",
-    ]
-    queue.publish("c")
-    drain(queue, fail, on_error="reject")
-    assert reported()[1] == "group default: 1 message rejected: 1 dead"
-    queue.publish("d")
-    drain(queue, fail, ack="manual")
-    assert reported()[1].startswith("group default: 1 message nacked: 1 due again"), (
-        "as the policy says of a handler that fails"
-    )
+    text = logged([])
+    for part in ("isolating 1 suspect", "(delivery 2 of 2)", "1 message nacked: 1 dead"):
+        assert part in text
+    assert "1 message rejected: 1 dead" in logged(["c"], on_error="reject")
+    assert "1 message nacked: 1 due again" in logged(["d"], ack="manual")
 
 
 @MODES
@@ -459,20 +443,6 @@ def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finis
     assert counts(queue) == {"acked": 1, "ready": 1}
 
 
-def test_an_idle_loop_ends_when_asked(queue: Queue) -> None:
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=queue.group().work,
-        args=(print,),
-        kwargs={"stop": stop, "poll_interval": "100ms", "mode": "batch"},
-    )
-    thread.start()
-    until(queue.groups)
-    stop.set()
-    thread.join(30)
-    assert not thread.is_alive()
-
-
 def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,45 +484,20 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     release.set()
 
 
-def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue.publish(["a"])
-    failures = [OSError("reset")]
-
-    def take(run: Callable[[], Any], _: object) -> Any:
-        if failures:
-            raise failures.pop()
-        return run()
-
-    on_commands(monkeypatch, take)
-    assert drain(queue, lambda _: None, poll_interval="10ms").settled == 1
-    assert not failures
-
-
 def test_a_blocked_group_is_waited_out(make: Make) -> None:
     queue = make(on_max_deliveries="block", max_failures=1)
     s = queue.publish(["a", "b"]).sequences
     lease(queue, 2).nack([s[0]])
     with pytest.raises(GroupBlocked):
         queue.group().lease("w")
-    stop, seen = threading.Event(), list[bytes]()
-
-    def handle(taken: Lease) -> None:
-        seen.extend(m.value for m in taken.messages)
-        stop.set()
-
-    thread = threading.Thread(
-        target=queue.group().work, args=(handle,), kwargs={"stop": stop, "mode": "batch"}
-    )
-    thread.start()
-    queue.group().unblock("retry")
-    thread.join(30)
-    assert seen == [b"a"]
+    seen = list[bytes]()
+    with working(queue.group(), lambda taken: seen.extend(m.value for m in taken.messages)):
+        queue.group().unblock("retry")
+        until(lambda: seen)
+    assert seen[0] == b"a"
 
 
 def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
-
     queue = make(hard_retention="1h")
     queue.group().ensure()
     queue.publish(["a"])

@@ -10,11 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from support import working as worker
 from support.handles import again, lease, until
 from support.tables import context_of, group_ledger_of, on_commands
 
@@ -78,23 +79,10 @@ def watched_stop() -> Iterator[threading.Event]:
         stop.set()
 
 
-@contextlib.contextmanager
-def working(queue: Queue, handler: Handler, **options: Any) -> Iterator[list[WorkSummary]]:
-    """A worker in a thread of its own. It ends with the block."""
-    stop, done = threading.Event(), list[WorkSummary]()
-
-    def run() -> None:
-        done.append(queue.group().work(handler, mode="message", stop=stop, **options))
-
-    queue.group().ensure()  # so that the test may look before the first lease
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield done
-    finally:
-        stop.set()
-        thread.join(60)
-    assert not thread.is_alive()
+def working(queue: Queue, handler: Handler, **options: Any) -> Any:
+    """A worker in a thread of its own. The test may look at its group before the first lease."""
+    group = queue.group().ensure()
+    return worker.working(group, handler, patience=60, mode="message", **options)
 
 
 # -- many together
@@ -486,17 +474,13 @@ def test_until_settled_waits_for_delayed_messages_and_retries(
         if message.value == b"retried" and message.delivery_count < 3:
             raise ValueError("boom")
 
-    thread = threading.Thread(
-        target=queue.group().work, args=(handle,), kwargs={"mode": mode, "until": "settled"}
-    )
-    thread.start()
-
     def step() -> bool:
         if not counts(queue).get("ready") and counts(queue).get("delayed"):
             clock.advance("10s")
-        return not thread.is_alive()
+        return bool(done)
 
-    until(step, 120)  # 31 steps, each of which asks a store twice
+    with worker.working(queue.group(), handle, mode=mode, until="settled") as done:
+        until(step, 120)  # 31 steps, each of which asks a store twice
     assert sorted(seen) == [1, 1, 2, 3]
     assert counts(queue) == {"acked": 2}
 
@@ -718,19 +702,24 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
 
 
 def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualClock) -> None:
-    queue.publish(["a", "b"])
-    ledger = group_ledger_of(queue.group().ensure())
-    commands = [Acquire("w", 1, timeout) for timeout in (SECOND, 3 * SECOND)]
-    leases = [WorkerLease(ledger, "w", ledger.run(command)) for command in commands]
-    clock.advance("10ms")
-    now = context_of(queue).now()
-    held = HeldLeases(ledger, 3600 * SECOND, lambda _: None)
-    try:
-        for one in leases:
-            held.add(one)
-        until(lambda: [one._held.expires_at - now for one in leases] == [SECOND, 3 * SECOND])
-    finally:
-        held.stop()
+    group, go_on = queue.group().ensure(), threading.Event()
+
+    def left() -> set[timedelta]:
+        return {held.until - clock() for held in group.leases()}
+
+    def handle(_: object) -> None:
+        assert go_on.wait(60)
+
+    with worker.working(group, handle, threads=2, poll_interval="10ms"):
+        try:
+            for number, timeout in enumerate(("1s", "3s"), 1):
+                group.configure(visibility_timeout=timeout)
+                queue.publish(timeout)
+                until(lambda number=number: len(group.leases()) == number)
+            clock.advance("10ms")
+            until(lambda: left() == {timedelta(seconds=1), timedelta(seconds=3)})
+        finally:
+            go_on.set()
 
 
 def test_leases_of_one_timeout_are_extended_together() -> None:
@@ -850,18 +839,19 @@ async def _ack(message: ReceivedMessage) -> None:
     pass
 
 
-@pytest.mark.parametrize("step", [(WorkerLease, "has_expired"), (Task, "finish")], ids=str)
 @pytest.mark.parametrize("handler", [lambda _: None, _ack], ids=["threads", "coroutines"])
 def test_an_error_around_a_handler_ends_the_work(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str], handler: Handler
+    queue: Queue, clock: ManualClock, handler: Handler
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no clock")
+    def fail_beside_handlers() -> datetime:
+        if threading.current_thread().name.startswith("spark_mq handler"):
+            raise RuntimeError("no clock")
+        return clock()
 
-    monkeypatch.setattr(*step, fail)
     queue.publish("a")
+    broken = again(queue, fail_beside_handlers)
     with ThreadPoolExecutor(1) as pool, watched_stop() as stop:
-        work = pool.submit(drain, queue, handler, stop=stop, shutdown_timeout=0)
+        work = pool.submit(drain, broken, handler, stop=stop, shutdown_timeout=0)
         assert isinstance(work.exception(20), RuntimeError)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from support.handles import until
+from support.working import working
 
 from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.worker.open_tasks import LaneChains
 
 LANES = 8
 LAYOUT = SlotLayout(LANES)
@@ -140,8 +140,7 @@ def test_a_slow_lane_leaves_the_others_their_threads(make: Callable[..., Queue])
     queue = ordered(make)
     queue.publish([Message("hot", key=key_in(0)) for _ in range(50)])
     queue.publish([Message("cold", key=key_in(n)) for n in range(1, 6) for _ in range(3)])
-    go_on, stop = threading.Event(), threading.Event()
-    seen: list[str] = []
+    go_on, seen = threading.Event(), list[str]()
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.text)
@@ -149,23 +148,16 @@ def test_a_slow_lane_leaves_the_others_their_threads(make: Callable[..., Queue])
             assert go_on.wait(60)
 
     group = queue.group().ensure()
-    worker = threading.Thread(
-        target=lambda: group.work(handle, mode="message", threads=2, stop=stop,
-                                  poll_interval=0.02)
-    )  # fmt: skip
-    worker.start()
-    try:
-        until(lambda: seen.count("cold") == 15)
-        assert seen.count("hot") == 1
-        queue.publish(Message("cold", key=key_in(7)))
-        until(lambda: seen.count("cold") == 16)
-        go_on.set()
+    options: dict[str, Any] = {"mode": "message", "threads": 2, "poll_interval": 0.02}
+    with working(group, handle, patience=60, **options):
+        try:
+            until(lambda: seen.count("cold") == 15)
+            assert seen.count("hot") == 1
+            queue.publish(Message("cold", key=key_in(7)))
+            until(lambda: seen.count("cold") == 16)
+        finally:
+            go_on.set()
         until(lambda: group.stats().acked == 66)
-    finally:
-        go_on.set()
-        stop.set()
-        worker.join(60)
-    assert not worker.is_alive()
 
 
 def test_a_stop_gives_back_the_rest_of_a_lane_in_order(make: Callable[..., Queue]) -> None:
@@ -185,21 +177,14 @@ def test_a_stop_gives_back_the_rest_of_a_lane_in_order(make: Callable[..., Queue
     assert seen == [(n, 1) for n in range(20)]
 
 
-def test_a_stop_after_a_failure_gives_back_each_message_once(
-    make: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_beside_a_failure_gives_back_each_message_once(make: Callable[..., Queue]) -> None:
     queue = ordered(make)
     queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
-    stop, pause = threading.Event(), LaneChains.pause
-
-    def pause_and_stop(chains: LaneChains[Any], task: Any) -> None:
-        pause(chains, task)
-        stop.set()
-
-    monkeypatch.setattr(LaneChains, "pause", pause_and_stop)
+    stop = threading.Event()
 
     def handle(message: ReceivedMessage) -> None:
         if message.text == "4":
+            stop.set()
             raise ValueError("bad")
 
     summary = queue.group().work(handle, mode="message", max_messages=100, stop=stop)
@@ -302,41 +287,17 @@ def test_no_message_overtakes_an_earlier_one_of_its_key(make: Callable[..., Queu
     assert group.stats().acked == 240
 
 
-def test_a_lane_hands_out_one_task_at_a_time() -> None:
-    chains: LaneChains[str] = LaneChains()
-    assert chains.add(1, "a")
-    assert not chains.add(1, "b")
-    assert not chains.add(1, "c")
-    assert chains.add(2, "x")
-    assert (chains.lanes, len(chains)) == (2, 4)
-    assert chains.remove("b") is None
-    chains.pause("a")
-    assert chains.paused
-    assert chains.remove("a") == "c"
-    assert not chains.paused
-    assert chains.remove("a") is None
-    assert chains.remove("c") is None
-    assert chains.remove("x") is None
-    assert (chains.lanes, len(chains)) == (0, 0)
-
-
 def test_the_order_of_a_group_may_change_while_a_worker_runs() -> None:
     queue = memory_queue(lanes=LANES)
     queue.publish([Message("early", key=key_in(0)) for _ in range(3)])
-    group, stop = queue.group().ensure(), threading.Event()
-    seen: list[str] = []
-    worker = threading.Thread(
-        target=lambda: group.work(
-            lambda message: seen.append(message.text), mode="message", threads=2, stop=stop
-        )
-    )
-    worker.start()
-    try:
+    group, seen = queue.group().ensure(), list[str]()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+
+    with working(group, handle, patience=60, mode="message", threads=2):
         until(lambda: len(seen) == 3)
         group.configure(order="key")
         queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])
         until(lambda: group.stats().acked == 23)
-    finally:
-        stop.set()
-        worker.join(60)
     assert seen[3:] == [f"{n}" for n in range(20)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.handles import again, until
 from support.tables import context_of
+from support.working import working
 
 from spark_mq import Queue, ReceivedMessage, Reject
 from spark_mq.errors import StorageError
@@ -18,7 +19,6 @@ from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_he
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import SECOND
 from spark_mq.worker import sweeps
-from spark_mq.worker.sweeps import Sweeps
 
 MINUTE = 60 * SECOND
 
@@ -38,8 +38,8 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def sweeps_of(queue: Queue) -> Sweeps:
-    return Sweeps([context_of(queue)], MINUTE)
+def sweeps_of(queue: Queue) -> sweeps.Sweeps:
+    return sweeps.Sweeps([context_of(queue)], MINUTE)
 
 
 def sweepers() -> list[threading.Thread]:
@@ -60,16 +60,8 @@ def test_a_worker_that_ends_by_itself_has_routed_its_dead_letters(
 
 
 def test_a_worker_sweeps_while_it_runs(queue: Queue, swept: list[str]) -> None:
-    queue.publish(["a"])
-    stop = threading.Event()
-    worker = threading.Thread(
-        target=queue.group().work, args=(refuse,), kwargs={"stop": stop, "sweep": "1m"}
-    )
-    worker.start()
-    until(lambda: swept)
-    stop.set()
-    worker.join(60)
-    assert not worker.is_alive()
+    with working(queue.group(), mode="message", sweep="1m"):
+        until(lambda: swept)
     assert swept == [queue.path]
 
 

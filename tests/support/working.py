@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spark_mq import ConsumerGroup
+from spark_mq import ConsumerGroup, WorkSummary
 
 __all__ = ["working"]
 
@@ -19,20 +19,23 @@ def working(
     *,
     patience: float = 30,
     **options: Any,
-) -> Iterator[None]:
-    """A worker that runs in the block, and ends without an error within `patience` seconds."""
-    stop, failed = threading.Event(), list[BaseException]()
+) -> Iterator[list[WorkSummary]]:
+    """A worker that runs in the block, and ends without an error within `patience` seconds.
+
+    The list gets its summary.
+    """
+    stop, failed, done = threading.Event(), list[BaseException](), list[WorkSummary]()
 
     def work() -> None:
         try:
-            group.work(handler, **{"mode": "batch", "stop": stop, **options})
+            done.append(group.work(handler, **{"mode": "batch", "stop": stop, **options}))
         except BaseException as error:
             failed.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield
+        yield done
     finally:
         stop.set()
         thread.join(patience)

@@ -1,140 +1,18 @@
-"""Settles of several threads become one commit; one caller's error is nobody else's.
-
-Settles of parts of several leases, and by id.
-"""
+"""Settle parts of several leases in one call, and by the ids of messages."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import lease, until
+from support.handles import lease
 from support.tables import ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
-from spark_mq.errors import ContentionTimeout, LeaseLost
-from spark_mq.util.call_batcher import CallBatcher
-from spark_mq.util.fair_lock import Hold
-
-# -- the combiner
-
-
-class Gate:
-    """A `run` that stops at its first call until it is opened, and notes what each call was
-    given.
-    """
-
-    def __init__(self, outcome: Callable[[Any], Any] = lambda item: item) -> None:
-        self.calls: list[list[Any]] = []
-        self.entered, self.opened = threading.Event(), threading.Event()
-        self.outcome = outcome
-
-    def __call__(self, items: Any) -> list[Any]:
-        self.calls.append(list(items))
-        if len(self.calls) == 1:
-            self.entered.set()
-            assert self.opened.wait(30)
-        return [self.outcome(item) for item in items]
-
-
-def together(gate: Gate, *items: Any) -> list[Any]:
-    """Hands in the first item, the others while it is at work, and returns what each call gave or
-    raised.
-    """
-    combiner: CallBatcher[Any, Any] = CallBatcher(gate)
-    with ThreadPoolExecutor(len(items)) as pool:
-        done = [pool.submit(combiner.do, items[0])]
-        assert gate.entered.wait(30)
-        done += [pool.submit(combiner.do, item) for item in items[1:]]
-        until(lambda: len(combiner.calls) == len(items))
-        gate.opened.set()
-        return [one.exception(30) or one.result() for one in done]
-
-
-def test_what_comes_while_one_works_is_done_at_once_by_the_next() -> None:
-    gate = Gate()
-    assert together(gate, 1, 2, 3, 4) == [1, 2, 3, 4]
-    assert gate.calls[0] == [1]
-    assert sorted(gate.calls[1]) == [2, 3, 4]
-    assert len(gate.calls) == 2
-
-
-def test_one_callers_error_is_its_own() -> None:
-    gate = Gate(lambda item: ValueError("mine") if item == 3 else item)
-    one, two, three, four = together(gate, 1, 2, 3, 4)
-    assert (one, two, four) == (1, 2, 4)
-    assert isinstance(three, ValueError)
-
-
-def test_where_all_fail_together_each_is_tried_by_itself() -> None:
-    class Store(Gate):
-        def __call__(self, items: Any) -> list[Any]:
-            done = super().__call__(items)
-            if len(items) > 1 or items == [3]:
-                raise OSError("the store")
-            return done
-
-    one, two, three, four = together(Store(), 1, 2, 3, 4)
-    assert (one, two, four) == (1, 2, 4)
-    assert isinstance(three, OSError)
-
-
-def test_an_interrupted_leader_leaves_the_others_to_another() -> None:
-    class Interrupted(Gate):
-        def __call__(self, items: Any) -> list[Any]:
-            done = super().__call__(items)
-            if len(self.calls) == 2:
-                raise KeyboardInterrupt
-            return done
-
-    gate = Interrupted()
-    results = together(gate, 1, 2, 3, 4)
-    assert results[0] == 1
-    assert sum(isinstance(one, KeyboardInterrupt) for one in results) == 1
-    assert sum(isinstance(one, int) for one in results) == 3
-
-
-def test_a_call_that_is_interrupted_while_it_waits_does_not_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate = Gate()
-    combiner: CallBatcher[Any, Any] = CallBatcher(gate)
-
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(combiner.do, 1)
-        assert gate.entered.wait(30)
-        with monkeypatch.context() as patch:
-            patch.setattr(Hold, "acquire", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                combiner.do(2)
-        gate.opened.set()
-        assert first.result(30) == 1
-    assert combiner.do(3) == 3
-    assert gate.calls == [[1], [3]]
-
-
-def test_contention_is_reported_to_all_alike_and_not_waited_for_again() -> None:
-    class Busy(Gate):
-        def __call__(self, items: Any) -> list[Any]:
-            super().__call__(items)
-            if len(items) > 1:
-                raise ContentionTimeout("lost", group="g", attempts=1)
-            return [1]
-
-    gate = Busy()
-    results = together(gate, 1, 2, 3)
-    assert [type(one) for one in results[1:]] == [ContentionTimeout] * 2
-    assert len(gate.calls) == 2
-
-
-# -- settles
+from spark_mq.errors import LeaseLost
 
 
 def commits(queue: Queue) -> int:
