@@ -89,8 +89,8 @@ class _Tally:
 class DurationReader:
     """Keeps the histograms of all groups of a queue. Thread-safe."""
 
-    def __init__(self, context: QueueContext, look_seconds: float = LOOK_SECONDS) -> None:
-        self._context, self._look_seconds = context, look_seconds
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
         self._lock = threading.Lock()
         self._done = -1  # the last version of ``leases/`` that was counted
         self._to_lease = defaultdict[str, _Tally](_Tally)
@@ -126,7 +126,7 @@ class DurationReader:
             self._done = commits[-1].version
 
     def _some_commits(self, latest: int) -> Iterator[LedgerCommit]:
-        ends = time.monotonic() + self._look_seconds
+        ends = time.monotonic() + LOOK_SECONDS
         for commit in self._context.ledgers.commits(self._done + 1, latest):
             yield commit
             if time.monotonic() > ends:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from support.byte_store import ByteStore
 from support.handles import again
+from support.limits import Limits
 from support.tables import context_of
 
 from spark_mq import Message, Queue
-from spark_mq.inspect.durations import BOUNDS, DurationReader, Histogram
 from spark_mq.testing import ManualClock, memory_queue
 
+BOUNDS = (0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 21_600, float("inf"))
 
-def found(one: Histogram) -> dict[float, int]:
+
+def found(histogram: Any) -> dict[float, int]:
     """The messages of each bucket that has some, by its upper bound."""
-    bounds = (*BOUNDS, float("inf"))
-    steps = zip(bounds, one.counts, (0, *one.counts), strict=False)
+    steps = zip(BOUNDS, histogram.counts, (0, *histogram.counts), strict=False)
     return {bound: count - before for bound, count, before in steps if count > before}
 
 
@@ -100,14 +102,13 @@ def test_cleaned_commits_are_read_from_the_archive(queue: Queue) -> None:
     assert sum(to_lease.values()) == sum(to_settle.values()) == 12
 
 
-def test_a_look_that_runs_out_of_time_reads_on_at_the_next_one() -> None:
+def test_a_look_that_runs_out_of_time_reads_on_at_the_next_one(limits: Limits) -> None:
+    limits(durations_look=-1.0)
     queue = memory_queue()
     group = queue.group("g").ensure()
-    reader = DurationReader(context_of(queue), look_seconds=-1.0)
 
     def leased() -> int:
-        index = context_of(queue).messages.index()
-        return reader.read(["g"], index)["g"].time_to_lease.counts[-1]
+        return sum(of(queue)[0].values())
 
     assert leased() == 0
     queue.publish(["m"] * 3)

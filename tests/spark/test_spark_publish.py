@@ -10,13 +10,12 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
-from support.handles import housekeep
+from support.handles import housekeep, index_commits
 from support.harness import Stream, finish, forget_last_commit, numbered, start, values, versions
 from support.marks import slow
-from support.tables import context_of, messages_of
+from support.tables import messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.maintenance.sweep import index_commits
 
 
 def received(queue: Queue) -> list[Message]:
@@ -110,7 +109,7 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
         producer_sequence=1,
     )
     queue.publish("c")
-    index_commits(context_of(queue))
+    index_commits(queue)
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
     messages = f"{queue.path}/messages"
     assert spark.read.format("delta").load(messages).count() == 3
@@ -122,7 +121,7 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
         b"c",
         b"plain",
     ]
-    index_commits(context_of(queue))
+    index_commits(queue)
     written = spark.read.format("delta").load(f"{queue.path}/commits").orderBy("version", "first")
     assert [(r.version, r.kind, r.rows, r.app) for r in written.collect()] == [
         (1, "mark", None, "spark_mq.producer:p"),

@@ -25,6 +25,7 @@ PLACES = {
     "checkpoint_interval": "delta.log.CHECKPOINT_INTERVAL",
     "commit_seconds": "storage.optimistic_commit.TIMEOUT_SECONDS",
     "discard_chunk": "maintenance.remaining_letters.CHUNK",
+    "durations_look": "inspect.durations.LOOK_SECONDS",
     "failure_keys": "inspect.letters._COUNTED_KEYS",
     "failures": "inspect.letters._MOST",
     "forget_files": "storage.message_log.FORGET_FILES",

@@ -28,11 +28,11 @@ from spark_mq import ConsumerGroup, InvalidOption, Queue
 from spark_mq.inspect import letters as inspect_letters
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web import Access, create_app, security, serve, server
-from spark_mq.interfaces.web.security import COOKIE, is_local, parse_proxies
 from spark_mq.maintenance.condition import LetterFilter
 
 Visit = Callable[..., TestClient]
 PASSWORD = "correct horse battery"
+COOKIE = security.COOKIE
 ADDRESSES = ["/", "/queue/orders", "/metrics", "/static/style.css", "/change/orders?do=sweep"]
 
 
@@ -188,7 +188,7 @@ def test_an_open_address_gives_no_session_to_who_guesses(
 def test_a_forwarded_address_counts_if_the_proxy_is_trusted(
     visitors: Callable[..., Visitors], peer: str, forwarded: str, same: str, other: str | None
 ) -> None:
-    page = visitors(proxies=parse_proxies(["10.0.0.0/8"]))
+    page = visitors(proxies=security.parse_proxies(["10.0.0.0/8"]))
 
     def answers(number: int, header: str) -> list[int]:
         return page.answers(number, WRONG[0], at=peer, **{"X-Forwarded-For": header})
@@ -215,7 +215,7 @@ def test_the_guesses_of_many_addresses_take_bounded_memory(
 @pytest.mark.parametrize("wrong", ["proxy.example", "10.0.0.7/8", "", "10.0.0.0/40"])
 def test_a_trusted_proxy_is_an_address_or_a_network(wrong: str) -> None:
     with pytest.raises(InvalidOption, match="--trusted-proxy"):
-        parse_proxies([wrong])
+        security.parse_proxies([wrong])
 
 
 Serve = Callable[[Any], int]
@@ -408,9 +408,9 @@ def test_elsewhere_a_password_is_required(tmp_path: Any) -> None:
     for address in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(InvalidOption, match="SPARK_MQ_WEB_PASSWORD"):
             serve(overviews, Access(), address=address, port=0, listening=print)
-    assert is_local("127.0.0.1")
-    assert is_local("::1")
-    assert is_local("localhost")
+    assert security.is_local("127.0.0.1")
+    assert security.is_local("::1")
+    assert security.is_local("localhost")
 
 
 def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: Queue) -> None:

@@ -28,7 +28,6 @@ from spark_mq.inspect.activity import THROUGHPUT_SCHEMA
 from spark_mq.interfaces.monitor import RANGES, Past, QueueMonitor
 from spark_mq.interfaces.web import Access, HealthLimits, create_app
 from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
-from spark_mq.message import HEADER_PREFIX
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.sequences import show_sequence
@@ -599,7 +598,7 @@ def test_a_column_of_numbers_is_one_although_its_first_row_has_none(
 def test_the_reason_of_a_letter_may_contain_quotes(visit: Visit, queue: Queue) -> None:
     queue.sweep()
     (own,) = queue.dead_letters.peek()
-    headers = {**own.headers, f"{HEADER_PREFIX}reason": "it's 'odd'"}
+    headers = {**own.headers, "spark_mq.reason": "it's 'odd'"}
     queue.dead_letters.publish(Message("x", headers=headers))
     client = visit()
     links = [one for one in get(client, "/letters/orders").links() if "find=" in one]
@@ -668,7 +667,7 @@ def test_values_are_escaped_on_every_page(visit: Visit, queue: Queue) -> None:
     queue.group("dead", start=sequence).lease("w").reject(error=EVIL)
     queue.sweep()
     (own,) = queue.dead_letters.peek(message_id=EVIL)
-    headers = {**own.headers, f"{HEADER_PREFIX}reason": EVIL, f"{HEADER_PREFIX}group": EVIL}
+    headers = {**own.headers, "spark_mq.reason": EVIL, "spark_mq.group": EVIL}
     queue.dead_letters.publish(Message(EVIL, headers=headers))
     queue.group("billing").pause(EVIL)
     (letter,) = queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist()
