@@ -264,6 +264,7 @@ def test_the_worker_has_each_option_of_the_source_and_of_for_each_batch(
 # -- with Spark
 
 
+AVAILABLE = ("--trigger", "available-now")
 REJECTING = """
 def process(batch, lease):
     plan = batch._jdf.queryExecution().executedPlan().toString()
@@ -297,23 +298,31 @@ def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     said, warned = job("publish", path, "--create", "--key-column", "no", lines)
     assert "published 3 messages to" in said
     assert "warning" not in warned
-    other = ["--key-column", "no", "--message-id-column", "nope"]
-    _, said = job("publish", tmp_path / "other", "--create", *other, lines)
-    assert "--message-id-column nope is null in all rows" in said
-    assert "--key-column" not in said
     worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
-    available = ("--trigger", "available-now")
-    said, _ = job("worker", path, *worker, "--checkpoint", str(tmp_path / "c"), *available)
+    said, _ = job("worker", path, *worker, "--checkpoint", str(tmp_path / "c"), *AVAILABLE)
     assert "read by Spark: True" in said
     queue = Queue.open(path)
     assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
-    strict = ("--value-schema", "no STRING", "--invalid", "reject", "--sweep", "1m")
-    checkpoint = ("--checkpoint", str(tmp_path / "d"))
-    job("worker", tmp_path / "other", *worker, *checkpoint, *available, *strict)
-    assert Queue.open(tmp_path / "other").group("g").stats().dead_lettered == 3, "it has swept"
     assert "routed: 1" in job("sweep", path)[0]
     (letter,) = queue.dead_letters.group("look").lease("w", max_messages=9).messages
     assert (letter.key, letter.headers["spark_mq.error"]) == ("2", "no such customer")
+
+
+@pytest.mark.slow
+def test_a_worker_rejects_values_that_do_not_fit_and_sweeps(
+    job: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
+    (tmp_path / "rejecting.py").write_text(REJECTING)
+    path = tmp_path / "queue"
+    columns = ["--key-column", "no", "--message-id-column", "nope"]
+    _, said = job("publish", path, "--create", *columns, str(tmp_path / "in.jsonl"))
+    assert "--message-id-column nope is null in all rows" in said
+    assert "--key-column" not in said
+    worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
+    strict = ("--value-schema", "no STRING", "--invalid", "reject", "--sweep", "1m")
+    job("worker", path, *worker, "--checkpoint", str(tmp_path / "c"), *AVAILABLE, *strict)
+    assert Queue.open(path).group("g").stats().dead_lettered == 3, "it has swept"
 
 
 def test_the_publish_job_creates_lanes_and_publishes_priorities(
