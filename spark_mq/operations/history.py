@@ -90,7 +90,10 @@ def commits_after(ledgers: LedgerTable, version: int) -> Iterator[pa.Table]:
 OUTCOMES: Final = (*dict.fromkeys(END_REASONS.values()), "dropped")
 # Columns of an end that a read shows. Holder and deadlines ended with it.
 _KEPT: Final = ("delivery_count", "failure_count", "reason", "error")
-_END: Final = ("version", "first", "last", "outcome", *_KEPT)
+_END: Final = (
+    *("version", "event", "first", "last", "outcome"),
+    *("committed_at", "first_leased_at", *_KEPT),
+)
 _OF_MESSAGE: Final = ("consumer_group", "event", "outcome", "committed_at", "batch_size", *_KEPT)
 _last_of: Final = attrgetter("last")
 _kind: Final = attrgetter("state", *_KEPT)
@@ -213,24 +216,22 @@ def show_outcomes(
         else:
             yield r
     if settled:
-        ends = _joined(_ends(group, settled), index)
+        low, high = min(r.first for r in settled), max(r.last for r in settled)
+        ends = _joined(_ends(group, low, high), index)
         for r in settled:
             yield from _split(r, ends, index)
 
 
-def _ends(group: GroupLedger, settled: list[Range]) -> list[Range]:
-    rows = read_group_history(group, [*_END, "event"])
-    low, high = min(r.first for r in settled), max(r.last for r in settled)
-    ends = [
-        Range(*place, end["outcome"], 0, **{name: end[name] for name in _KEPT})
-        for end, place in last_ends(rows, low, high)
-    ]
+def _ends(group: GroupLedger, low: int, high: int) -> list[SettledRange]:
+    """Return the known ends of a group's messages in ``low..high``, in order."""
+    rows = read_group_history(group, _END)
+    ends = [_settled_range(end, *place) for end, place in last_ends(rows, low, high)]
     return sorted(ends, key=attrgetter("first"))
 
 
-def _joined(ends: Iterable[Range], index: MessageIndex) -> list[Range]:
+def _joined(ends: Iterable[SettledRange], index: MessageIndex) -> list[SettledRange]:
     """Join neighbours with the same end. Sequences between two commits have no message."""
-    out: list[Range] = []
+    out: list[SettledRange] = []
     for end in ends:
         before = out[-1] if out else None
         if before and _kind(before) == _kind(end) and _adjoin(before, end, index):
@@ -240,11 +241,11 @@ def _joined(ends: Iterable[Range], index: MessageIndex) -> list[Range]:
     return out
 
 
-def _adjoin(before: Range, after: Range, index: MessageIndex) -> bool:
+def _adjoin(before: SettledRange, after: SettledRange, index: MessageIndex) -> bool:
     return after.first <= before.last + 1 or not index.count(before.last + 1, after.first - 1)
 
 
-def _split(r: Range, ends: list[Range], index: MessageIndex) -> Iterator[Range]:
+def _split(r: Range, ends: list[SettledRange], index: MessageIndex) -> Iterator[Range]:
     at = r.first
     for row in range(bisect_left(ends, r.first, key=_last_of), len(ends)):
         end = ends[row]
@@ -260,9 +261,6 @@ def _split(r: Range, ends: list[Range], index: MessageIndex) -> Iterator[Range]:
 def _piece(r: Range, first: int, last: int, index: MessageIndex) -> Iterator[Range]:
     if first <= last and (piece := r.slice(first, last, index)).message_count:
         yield piece
-
-
-_SETTLED: Final = (*_END, "event", "committed_at", "first_leased_at")
 
 
 class SettledRange(NamedTuple):
@@ -322,38 +320,37 @@ def find_settled(
     start = ledger.head.start_sequence
     settled = [(r.first, r.last) for r in ledger.ranges_at(ledger.find((SETTLED,)))]
     settled += [(horizon + 1, start)] if horizon < start else []
-    rows = read_group_history(group, _SETTLED)
+    ends = _ends(group, 0, MAX_SEQUENCE)
+    known = [(max(r.first, horizon + 1), r.last) for r in ends if r.last > horizon]
     low, high = EARLIEST if since is None else since, LATEST + 1 if until is None else until
-    known, ranges, gone = list[Interval](), list[SettledRange](), list[Interval]()
-    for end, (first, last) in last_ends(rows, 0, MAX_SEQUENCE):
-        if last > horizon:
-            known.append((max(first, horizon + 1), last))
-        if low <= (at := to_micros(end["committed_at"])) < high:
-            if first <= horizon:
-                gone.append((first, min(last, horizon)))
-            if last > horizon:
-                ranges.append(_settled_range(end, max(first, horizon + 1), last, at))
+    within = [r for r in ends if r.settled_at is not None and low <= r.settled_at < high]
+    gone = [r for r in within if r.first <= horizon]
     unknown = (SettledRange(*interval, None) for interval in subtract(settled, known))
     trimmed = 0
     if gone:
-        whole = group.messages.full_index(min(first for first, _ in gone))
-        trimmed = sum(whole.count(first, last) for first, last in gone)
+        whole = group.messages.full_index(min(r.first for r in gone))
+        trimmed = sum(whole.count(r.first, min(r.last, horizon)) for r in gone)
     return SettledMessages(
         index,
-        tuple(sorted(ranges, key=attrgetter("first"))),
+        tuple(r._replace(first=max(r.first, horizon + 1)) for r in within if r.last > horizon),
         tuple(part for part in unknown if index.count(part.first, part.last)),
         trimmed,
     )
 
 
-def _settled_range(end: Mapping[str, Any], first: int, last: int, at: int) -> SettledRange:
-    leased, deliveries, failures = (
-        end[name] for name in ("first_leased_at", "delivery_count", "failure_count")
-    )
+def _settled_range(end: Mapping[str, Any], first: int, last: int) -> SettledRange:
+    leased = end["first_leased_at"]
     return SettledRange(
-        first, last, end["outcome"], at, deliveries or 0, failures or 0, end["reason"],
-        end["error"], None if leased is None else to_micros(leased),
-    )  # fmt: skip
+        first,
+        last,
+        end["outcome"],
+        to_micros(end["committed_at"]),
+        end["delivery_count"] or 0,
+        end["failure_count"] or 0,
+        end["reason"],
+        end["error"],
+        None if leased is None else to_micros(leased),
+    )
 
 
 def read_payload(
