@@ -119,11 +119,10 @@ class ConsumerGroup(GroupViews):
 
     @acting_by_default
     def unblock(self, to: str, sequences: MessageSelector | None = None) -> int:
-        """Decide about messages that block the group. Return their number.
+        """Decide about messages that block the group, or all of them. Return their number.
 
         A group blocks with ``on_max_deliveries="block"``. `to` is "retry" (delivered again, with
-        counts from zero), "dead_letter" or "drop". Without `sequences`, that holds for all that
-        block.
+        counts from zero), "dead_letter" or "drop".
         """
         how = validate_choice("to", to, Unblock.WAYS)
         intervals = None if sequences is None else from_sequences(sequences)
@@ -197,9 +196,8 @@ class ConsumerGroup(GroupViews):
     ) -> int:
         """Make messages dead without a lease. The sweep routes them to the dead-letter queue.
 
-        Returns the number of messages, without those that were dead or settled already. The
-        parameters and errors are those of :meth:`discard`. `reason` becomes the dead letter's
-        error.
+        The parameters, results and errors are those of :meth:`discard`. `reason` becomes the dead
+        letter's error.
         """
         named = {"sequences": sequences, "message_id": message_id, "key": key}
         return change_messages(self._ledger, DEAD_LETTER, named, force=force, reason=reason, by=by)
@@ -282,9 +280,9 @@ class ConsumerGroup(GroupViews):
         wait
             How long to wait for messages.
         poll_interval
-            How soon a waiting call notices other processes. It notices changes of this process and
-            of time at once. Default: 500 ms on a disk, where it notices new messages within a
-            thirtieth of that, and 2 s in an object store, where a look costs two requests.
+            How soon a waiting call notices other processes. Default: 500 ms on a disk, where it
+            notices new messages within a thirtieth of that, and 2 s in an object store, where a
+            look costs two requests.
         visibility_timeout
             How long the lease lasts. Default: the group's setting. Its messages are due again after
             the group's ``clock_skew`` more.
@@ -382,8 +380,7 @@ class ConsumerGroup(GroupViews):
             With ``mode="batch"``: gets a :class:`Lease`. It may return verdicts on single messages,
             as an Arrow table or a list of dicts with ``sequence``, ``outcome`` ("ack", "nack" or
             "reject"; a row without one is a failure), ``delay`` (seconds, or "30s") and ``error``.
-            All others that it did not settle itself are acked. It may also return the results of
-            its own settles, as ``return lease.ack()`` does.
+            All others that it did not settle itself are acked.
         mode
             "message" or "batch". With "message", many messages are leased and settled together, but
             no more than the handlers need for about a second, and each has its own verdict. In a
@@ -410,8 +407,7 @@ class ConsumerGroup(GroupViews):
         visibility_timeout
             How long a lease lasts without an extension. Default: the group's setting.
         max_lease_duration
-            When a lease ends, at the latest. A coroutine is then cancelled, and what a handler
-            decides later is refused. The delivery counts.
+            When a lease ends, at the latest, as after a `timeout`.
         timeout
             How long one call of the handler may take. After that its messages fail with
             HandlerTimeout, and what it decides later is refused. A coroutine is cancelled, but a
@@ -439,17 +435,17 @@ class ConsumerGroup(GroupViews):
             100 ms. Not with ``mode="batch"``.
         until
             "empty": end once nothing can be leased, so also if the group is paused or blocked, but
-            wait for a rate limit. The summary says why (``blocked_because``). "settled": end once
-            no message is left, so wait for delayed ones, retries, and leases of others, too. Dead
-            messages count as settled, and blocked ones do not. Default: do not end.
+            wait for a rate limit. "settled": end once no message is left, so wait for delayed ones,
+            retries, and leases of others, too. Dead messages count as settled, and blocked ones do
+            not. Default: do not end.
         heartbeat
             How often the worker writes a small file that shows it in :meth:`workers` while it is
             idle, too: "30s" to "1h", or "off". Default: 30 seconds, and "off" in an object store,
             where each write costs a request.
         sweep
             Sweep the queues of the groups so often: "1s" to "1h". Of all workers that do so, one at
-            a time sweeps, in a thread that no handler waits for. A loop that ends by `until` sweeps
-            once more. Default: another process sweeps (:meth:`Queue.sweep`).
+            a time sweeps, in a thread that no handler waits for. Default: another process sweeps
+            (:meth:`Queue.sweep`).
         fail_on_data_loss
             Raise if the queue's hard limit dropped unsettled messages.
 

@@ -345,10 +345,7 @@ class Lease:
 
 
 def _details(ranges: Sequence[Range], index: MessageIndex) -> list[list[Any]]:
-    """Return what the ledger and the index know of leased messages, as :func:`to_received` needs.
-
-    These are failure_count, first_leased_at, priority, deliver_at and expires_at.
-    """
+    """Return failure_count, first_leased_at, priority, deliver_at and expires_at as columns."""
     failures, since, priorities = list[int](), list[datetime | None](), list[int]()
     due, ends = list[datetime | None](), list[datetime | None]()
     for r in ranges:

@@ -91,10 +91,10 @@ class Message:
 
     @classmethod
     def json(cls, value: Any, **fields: Unpack[MessageFields]) -> Message:
-        """Return a message whose payload is a value as JSON.
+        """Return a message whose payload is a value as JSON. Raises InvalidOption.
 
-        The value may be dicts, lists, text, finite numbers, booleans and None. Raises InvalidOption
-        for others. The fields are the other parameters of :class:`Message`.
+        The value may be dicts, lists, text, finite numbers, booleans and None. The fields are the
+        other parameters of :class:`Message`.
 
         Examples
         --------
@@ -105,17 +105,10 @@ class Message:
 
     @classmethod
     def encode(cls, value: Any, format: Format, **fields: Unpack[MessageFields]) -> Message:
-        """Return a message whose payload is a value in a format.
+        """Return a message whose payload is a value in a format. Raises InvalidOption.
 
-        Parameters
-        ----------
-        value
-            What the format encodes. Raises InvalidOption for others.
-        format
-            One of ``spark_mq.integrations.formats``, or an object of your own with ``encode`` and
-            ``decode``.
-        **fields
-            The other parameters of :class:`Message`.
+        The format is one of ``spark_mq.integrations.formats``, or an object of your own with
+        ``encode`` and ``decode``. The fields are the other parameters of :class:`Message`.
 
         Examples
         --------
@@ -195,8 +188,7 @@ class ReceivedMessage(Record):
     def json(self) -> Any:
         """Return the value of the payload, which is JSON in UTF-8.
 
-        Raises InvalidPayload for other payloads, and for NaN or Infinity. The error shows no
-        contents.
+        Raises InvalidPayload, which shows no contents, for other payloads, NaN and Infinity.
         """
         try:
             return _JSON.decode(self.value)
@@ -234,10 +226,9 @@ def check_format(format: Any) -> Format:
 
 
 def to_publish(messages: Any, now: int, times: Mapping[str, int] | None = None) -> pa.Table:
-    """Return messages as a table with columns of ``messages/``.
+    """Return messages as a table with columns of ``messages/``. Raises as a publish.
 
-    ``times`` has default deliver_at and expires_at in microseconds since 1970. Raises InvalidSchema
-    or InvalidOption if a message cannot be published.
+    ``times`` has default deliver_at and expires_at in microseconds since 1970.
     """
     table = messages if isinstance(messages, pa.Table) else _from_values(messages, now)
     return complete_table(table, now, times or {})
@@ -351,10 +342,7 @@ def check_time(option: str, at: Any, now: int, *, later: bool = False) -> int:
 
 
 def check_past(option: str, at: Any, now: int) -> int:
-    """Return an instant or a time before now in microseconds since 1970. Raise InvalidOption.
-
-    A duration may have a minus. Text may be an instant with a zone.
-    """
+    """Return an instant or a time before now in microseconds since 1970. Raise InvalidOption."""
     back = at.strip().removeprefix("-") if isinstance(at, str) else plain_number(at)
     try:
         if isinstance(at, datetime):
@@ -424,10 +412,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def to_received(table: pa.Table, more: Sequence[Sequence[Any]] = ()) -> list[ReceivedMessage]:
-    """Return the rows of a table of DELIVERY_SCHEMA as messages. Raises UnicodeDecodeError.
-
-    `more` are the columns of the fields after ``delivery_count``, without ``data``.
-    """
+    """Return the rows of a DELIVERY_SCHEMA table as messages. `more` has the further fields."""
     instants = table["published_at"].cast(pa.int64()).to_pylist()
     known = {instant: to_datetime(instant) for instant in set(instants)}
     headers = table["headers"]

@@ -220,11 +220,10 @@ class Queue(QueueViews):
             If this number has landed before: "raise", or "skip" to return a receipt with
             ``duplicate=True``.
         deliver_at
-            When messages without their own deliver_at may be leased first: an aware datetime, or a
-            duration from now. 0: at once. Default: the queue's ``delivery_delay``.
+            When messages without their own deliver_at may be leased first. Default: after the
+            queue's ``delivery_delay``.
         batch_id
-            The message batch of the messages, which its first publish begins. See
-            :meth:`close_batch`.
+            The message batch, which its first publish begins. See :meth:`close_batch`.
 
         Returns
         -------
@@ -405,14 +404,13 @@ class Queue(QueueViews):
             least a second, which counts from `starts_at`, or else from midnight of 1970-01-01 UTC.
         timezone
             The zone of `cron`, such as "Europe/Berlin". Default: UTC. A time that the clocks skip
-            is published right after the gap. A time that comes twice is published the first time,
-            unless minute or hour begin with a star.
+            is published right after the gap, and one that comes twice the first time, unless minute
+            or hour begin with a star.
         catch_up
             What to publish if several instants are due. "latest": the last one. "all": each of
             them, up to 1,000 in one sweep. "none": those that are at most 15 minutes late.
         jitter
-            Delay each message by a part of this duration, which follows from name and instant. At
-            most the period and a day.
+            Delay each message by up to this duration, which is at most the period and a day.
         starts_at
             No instant is earlier: an aware datetime, or text such as "2026-01-31T12:00:00Z".
             Default: now.
@@ -433,8 +431,7 @@ class Queue(QueueViews):
     def pause_schedule(self, name: str, reason: str | None = None) -> ScheduleInfo:
         """Publish no message of a schedule until it is resumed. Raises ScheduleNotFound.
 
-        Instants within the pause are skipped, and so are those that no sweep has published before
-        it. `reason` says why, for people.
+        Instants within the pause, or that wait for a sweep, are skipped. `reason` is for people.
         """
         return pause_schedule(self._context, name, reason)
 
@@ -525,28 +522,23 @@ class Queue(QueueViews):
             SQL over the columns of ``redrive.COLUMNS``, such as ``"reason = 'rejected' AND error
             LIKE '%timeout%'"``, which runs in DuckDB (extra ``sql``). Or a function that gets a
             mapping of these columns. Default: all.
-        limit
-            The most messages to redrive.
+        limit, rate
+            The most messages, in all and a second.
         dry_run
             Only return which. They are all in memory, so set a limit for large backlogs.
-        rate
-            The most messages a second.
         to
             Another queue to publish them to, or its path. The storage options of this queue must
             reach it, and all of its groups get them. Default: this queue.
         stop
-            Ends the redrive once it is set: a condition or a transform at once, a publish after its
-            round of at most 10,000 letters. The result has the number until then.
+            Ends the redrive once it is set, after a round of at most 10,000 letters.
         transform
             Repairs each message first: SQL for its new value, such as ``"replace(value, 'EURO',
-            'EUR')"``, or a function that gets a :class:`ReceivedMessage`, as a handler does, and
-            returns the new value as bytes or str, the message changed by ``dataclasses.replace``,
-            or None to leave the letter. The message keeps its id, and its header
-            ``spark_mq.repaired`` says so. A letter for which the transform fails stays a letter,
-            and the result says why.
+            'EUR')"``, or a function that gets a :class:`ReceivedMessage` and returns the new value
+            as bytes or str, the message changed by ``dataclasses.replace``, or None to leave the
+            letter. The header ``spark_mq.repaired`` marks the message. A letter for which the
+            transform fails stays a letter, and the result says why.
         format
-            What must be able to decode the new values, as for :meth:`ConsumerGroup.work`. If it
-            refuses the new value of a letter, the transform has failed for it.
+            What must be able to decode the new values, or else the transform has failed.
         to_all_groups
             Publish them for all groups, so that those which have settled the message get it again.
 
@@ -616,8 +608,8 @@ class Queue(QueueViews):
             As for :meth:`ConsumerGroup.work`.
         since, until
             Only messages that the group settled from then on, and before then: an aware datetime,
-            or a time before now as seconds, a timedelta, or text such as "7d" or "-7d". Default:
-            all that are retained.
+            or a time before now as seconds, a timedelta, or text such as "7d". Default: all that
+            are retained.
         where
             SQL over the columns of ``shadow_replay.SETTLED_SCHEMA``, such as ``"outcome =
             'dead_lettered' AND key = 'k'"``, as for :meth:`redrive`.
@@ -626,13 +618,7 @@ class Queue(QueueViews):
         on_error
             What an exception means: "nack": failed. "reject": rejected. "ack": acked.
         stop
-            Ends the replay after the running calls once it is set. The report has what was done.
-
-        Returns
-        -------
-        ReplayReport
-            The counts, a table with a row for each message, and the errors by shape. Print it to
-            read it.
+            Ends the replay after the running calls once it is set.
 
         Raises
         ------
@@ -661,8 +647,8 @@ class Queue(QueueViews):
     def rehome(self, *, copy: bool, dead_letter_path: Path | None = None) -> Queue:
         """Accept the place of a queue that was moved or copied. Return it, opened again.
 
-        Until then, a queue that is not where it was created refuses to write dead letters to a path
-        outside it. Publishers in flight may have to try again.
+        Until then, it refuses to write dead letters to a path outside it. Publishers in flight may
+        have to try again.
 
         Parameters
         ----------
@@ -670,8 +656,7 @@ class Queue(QueueViews):
             True makes it a queue of its own, with a new id. False keeps its id and its dead-letter
             queue, because it was moved and the old place is gone.
         dead_letter_path
-            Where the dead letters of a copy go. Default: ``dead_letters/`` inside it. Raises
-            InvalidOption for a queue that was moved, because it has a dead-letter queue already.
+            Where the dead letters of a copy go. Default: ``dead_letters/`` inside it.
         """
         place = None
         if dead_letter_path is not None:
@@ -687,12 +672,9 @@ class Queue(QueueViews):
     def recover(self, *, dry_run: bool = False) -> RecoveryReport:
         """Make the tables agree again after some of them were restored alone.
 
-        Until then publishes, leases, stats and sweeps raise
-        :class:`~spark_mq.errors.TablesDisagree`. No existing message is lost, but some are
-        delivered again. Stop all workers, publishers and sweeps first, and open their queues again
-        afterwards. ``needed`` of the report is False if the tables agree already.
-
-        With `dry_run` it only counts what would change.
+        No existing message is lost, but some are delivered again. Stop all workers, publishers and
+        sweeps first, and open their queues again afterwards. ``needed`` of the report is False if
+        the tables agree already. With `dry_run` it only counts what would change.
         """
         return recover(self._context, dry_run)
 
@@ -749,8 +731,7 @@ class Queue(QueueViews):
         first, last
             Only these sequences.
         outcome
-            Only acked, dead_lettered, dropped, expired, skipped or lost. A dead letter that was
-            redriven ends in the dead-letter queue, see its trace.
+            Only acked, dead_lettered, dropped, expired, skipped or lost.
         payload
             Add message_id, key, value and headers. They are null if the message was trimmed.
         """
@@ -760,15 +741,12 @@ class Queue(QueueViews):
         return ArrowRows(rows)
 
     def stats(self) -> dict[str, Any]:
-        """Return counts of the queue.
+        """Return counts of the queue as a dict.
 
-        Returns
-        -------
-        dict
-            ``published``: messages since the queue was created. ``latest_sequence``: that of the
-            last one, or -1. ``version``: that of ``messages/``. ``horizon``: the trim horizon.
-            ``groups``: the stats of each group by name. ``trim_blocked_by``: the groups whose first
-            unsettled message keeps messages that are old enough to go.
+        ``published``: messages since the queue was created. ``latest_sequence``: that of the last
+        one, or -1. ``version``: that of ``messages/``. ``horizon``: the trim horizon. ``groups``:
+        the stats of each group by name. ``trim_blocked_by``: the groups whose first unsettled
+        message keeps messages that are old enough to go.
         """
         index, groups = self._context.messages.index(), self._group_stats()
         starts = {name: group.start_sequence for name, group in groups.items()}

@@ -58,14 +58,8 @@ _MAX_ROUNDS = 1_000
 class ManualClock:
     """A clock that only a test moves. Pass it as ``clock`` to a queue.
 
-    A pickled copy is independent. On a disk or in an object store, a queue's commits carry the time
-    of the machine, not that of its clock.
-
-    Parameters
-    ----------
-    start
-        The first time, an aware datetime. Default: the present, in whole milliseconds, which are
-        the unit of commit times.
+    It begins at `start`, an aware datetime, or at the present. A pickled copy is independent. On a
+    disk or in an object store, a queue's commits carry the time of the machine.
 
     Examples
     --------
@@ -110,12 +104,8 @@ def memory_queue(
 ) -> Queue:
     """Return a queue in memory, with a dead-letter queue in memory.
 
-    Parameters
-    ----------
-    clock
-        Returns the time, also that of commits, so that retention follows it. Default: the system's.
-    **settings
-        As for :meth:`spark_mq.Queue.create`, without ``dead_letter_path``.
+    The `clock` returns the time, also that of commits, so that retention follows it. The settings
+    are those of :meth:`spark_mq.Queue.create`, without ``dead_letter_path``.
 
     Examples
     --------
@@ -219,12 +209,8 @@ class FakeBatchLease:
     It settles in the queue, by the real rules. Rows may be a DataFrame of Spark or pandas, an Arrow
     table, a list of dicts, or a list of sequences. They need no column but ``sequence``.
 
-    Parameters
-    ----------
-    lease
-        A lease of a queue in memory.
-    batch
-        The result of :meth:`read`. Default: the messages as an Arrow table.
+    The `lease` is of a queue in memory, and `batch` is what :meth:`read` returns. Default: the
+    messages as an Arrow table.
 
     Examples
     --------

@@ -56,7 +56,6 @@ class MultiQueueSource:
             StreamSource(group, options, keep_alive=keep_alive, runner=self.runner)
             for group in groups
         ]
-        self._ids: dict[tuple[str, str], str] = {}  # in each queue, by stream and path
         self._offered: dict[tuple[str, int], list[int]] = {}  # what each could grant the last one
         self._planned: dict[tuple[str, int], Plans] = {}
 
@@ -151,8 +150,6 @@ class MultiQueueSource:
         return {source.ledger.queue_path: source.progress() for source in self.sources}
 
     def _in(self, source: StreamSource, stream: str) -> str:
+        """Return the stream's id in the queue of a source."""
         queue = source.ledger.queue
-        key = stream, queue.path
-        if key not in self._ids:
-            self._ids[key] = stream_id_in_queue(stream, queue.path, queue.storage_options)
-        return self._ids[key]
+        return stream_id_in_queue(stream, queue.path, queue.storage_options)
