@@ -20,10 +20,9 @@ from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.walk import due_at, walk
 from spark_mq.operations.context import GroupLedger
 from spark_mq.parquet.reader import MessageReader
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.show import show_count, show_time
+from spark_mq.util.show import shell_command, show_count, show_time
 from spark_mq.util.validation import invalid, validate_choice, validate_count
 
 MAX_KEYS: Final = 10_000  # messages whose keys are read

@@ -16,10 +16,9 @@ from spark_mq.ledger import setting_checks
 from spark_mq.ledger.message_filter import Filters
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.util import setting_fields as kinds
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND
 from spark_mq.util.setting_fields import Rate, Settings, documented, setting, settings_of
-from spark_mq.util.show import show_duration
+from spark_mq.util.show import shell_command, show_duration
 from spark_mq.util.validation import invalid, suggest
 
 ITSELF: Final = "."  # the ``dead_letter_path`` of a dead-letter queue

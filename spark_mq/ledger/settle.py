@@ -33,7 +33,7 @@ from spark_mq.ledger.transitions import (
     with_failure,
 )
 from spark_mq.util.clock import MICROSECOND
-from spark_mq.util.collector import without_collections
+from spark_mq.util.process import without_collections
 from spark_mq.util.validation import truncate_error
 
 __all__ = ["SettleOutcome"]

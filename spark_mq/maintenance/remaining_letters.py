@@ -20,9 +20,8 @@ from spark_mq.ledger.routing import Discard
 from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.maintenance.dead_letters import is_own_letter, letter_tables
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.util.advice import shell_command
 from spark_mq.util.records import Record
-from spark_mq.util.show import show_count, show_some
+from spark_mq.util.show import shell_command, show_count, show_some
 from spark_mq.util.validation import RESERVED_PREFIX, truncate_error, validate_count
 
 _log = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from spark_mq.operations.outages import OUTAGES, outage_pause
 from spark_mq.operations.payloads import FileChecks, read_whole
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import SECOND
 from spark_mq.util.notifier import subscribed
+from spark_mq.util.show import shell_command
 
 _log = logging.getLogger(__name__)
 

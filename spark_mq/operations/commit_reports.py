@@ -15,9 +15,8 @@ from spark_mq.ledger.ranges import Range
 from spark_mq.ledger.settle import Settle
 from spark_mq.ledger.stream_batch import AckBatches, Replay
 from spark_mq.telemetry import RECEIVE, SETTLE, Signal, error_type
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import to_datetime
-from spark_mq.util.show import printable, show_count, show_some, show_time
+from spark_mq.util.show import printable, shell_command, show_count, show_some, show_time
 from spark_mq.util.user import worker_label
 
 _log = logging.getLogger(__name__)

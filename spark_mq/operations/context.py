@@ -29,10 +29,9 @@ from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import Clock, system_clock, to_micros
 from spark_mq.util.process import ForkGuard
-from spark_mq.util.show import show_some
+from spark_mq.util.show import shell_command, show_some
 from spark_mq.util.user import identify_worker
 from spark_mq.util.validation import suggest
 

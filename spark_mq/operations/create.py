@@ -31,10 +31,9 @@ from spark_mq.operations.nesting import OWN_DEAD_LETTERS, is_queue_at, refuse_ne
 from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.message_table import MessageTable
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import Clock, require_zones
 from spark_mq.util.setting_fields import settings_of
-from spark_mq.util.show import show_some
+from spark_mq.util.show import shell_command, show_some
 from spark_mq.util.validation import invalid, short_repr, suggest
 
 DROP_MARK: Final = "messages/_spark_mq_drop"  # marks a drop that began: written first, deleted last

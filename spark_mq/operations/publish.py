@@ -41,8 +41,8 @@ from spark_mq.storage.publishes import (
 )
 from spark_mq.storage.stored_entries import check_open
 from spark_mq.telemetry import Destination, SendReport, add_headers, current_reporter, trace_headers
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND, Duration
+from spark_mq.util.show import shell_command
 from spark_mq.util.validation import validate_choice, validate_count, validate_name
 
 

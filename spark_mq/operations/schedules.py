@@ -29,10 +29,9 @@ from spark_mq.message import Message, to_row
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import note_change
 from spark_mq.storage.stored_entries import SCHEDULES, Schedule, schedule_txn
-from spark_mq.util.advice import shell_command
 from spark_mq.util.clock import MICROSECOND, Duration, optional_datetime, to_micros
 from spark_mq.util.records import Record
-from spark_mq.util.show import show_duration, show_some
+from spark_mq.util.show import shell_command, show_duration, show_some
 from spark_mq.util.validation import (
     invalid,
     parse_instant,

@@ -40,11 +40,10 @@ from spark_mq.storage.ledger_tag import (
     to_arrow,
     to_tag,
 )
-from spark_mq.util.advice import shell_command
-from spark_mq.util.collector import without_collections
 from spark_mq.util.columns import sort_rows
+from spark_mq.util.process import without_collections
 from spark_mq.util.recent import RecentDict
-from spark_mq.util.show import show_name
+from spark_mq.util.show import shell_command, show_name
 
 __all__ = [
     "GROUPS",

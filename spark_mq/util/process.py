@@ -1,4 +1,4 @@
-"""Refuse handles from before a fork.
+"""Look after this process: its threads, its garbage collector, and handles from before a fork.
 
 A forked process has the parent's locks as they were, perhaps held by threads that it does not have.
 delta-rs and obstore do not survive a fork either.
@@ -6,9 +6,11 @@ delta-rs and obstore do not survive a fork either.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -86,3 +88,33 @@ class OnePerKey(Generic[_K, _V]):
             if value is None:
                 value = self._found[key] = self._make(key)
             return value
+
+
+@contextmanager
+def in_background(
+    work: Callable[[threading.Event], None], name: str, patience: float | None = None
+) -> Iterator[None]:
+    """Run work in a thread beside the block. Then set its event, and wait `patience` seconds."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(patience)
+
+
+def without_collections(work: Callable[[], _V]) -> _V:
+    """Return the result of work during which the garbage collector rests, unless it is off already.
+
+    It looks at all objects again whenever their number has grown by a quarter, and took half the
+    time of a settle of 500,000 single messages. Reference counts free what a ledger leaves behind.
+    """
+    was_on = gc.isenabled()
+    try:
+        gc.disable()
+        return work()
+    finally:
+        if was_on:
+            gc.enable()

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,8 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _SHOWN_CHARACTERS: Final = 60  # of a payload
 _CELL_CHARACTERS: Final = 2_000  # of a text in a table, as many as the ledger keeps of an error
 _BEFORE_CHANGE: Final = 20  # characters before the first change of a payload
+_ROWS_OF_VERSION: Final = 2**32  # sequences of one version of ``messages/``
+_PLACE: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 
 
 def show_number(value: float) -> str:
@@ -65,6 +68,27 @@ def show_position(position: str | int | datetime) -> str:
     if isinstance(position, datetime):
         return position.astimezone(UTC).isoformat(sep=" ").replace("+00:00", "Z")
     return str(position)
+
+
+def show_sequence(number: int) -> str:
+    """Return a sequence as version:row. Without a row it is the place before a version."""
+    version, row = divmod(number, _ROWS_OF_VERSION)
+    if number < 0:
+        return "-"
+    return f"before {version + 1}:0" if row == _ROWS_OF_VERSION - 1 else f"{version}:{row}"
+
+
+def number_in(text: str) -> str:
+    """Return a sequence that is written as version:row as digits. Other texts stay."""
+    match = _PLACE.fullmatch(text)
+    if match is None or int(match[2]) >= _ROWS_OF_VERSION:
+        return text
+    return str(int(match[1]) * _ROWS_OF_VERSION + int(match[2]))
+
+
+def shell_command(*words: str) -> str:
+    """Return a command of ``spark-mq`` for a text that also names the call in Python."""
+    return f"`spark-mq {shlex.join(words)}`"
 
 
 def show_duration(duration: timedelta | None) -> str:

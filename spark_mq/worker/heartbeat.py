@@ -17,8 +17,8 @@ from spark_mq.storage.heartbeat_files import (
     heartbeat_path,
     write_heartbeat,
 )
-from spark_mq.util.background import in_background
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.process import in_background
 from spark_mq.util.validation import invalid, validate_duration
 from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.state import WorkState

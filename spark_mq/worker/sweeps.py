@@ -19,8 +19,8 @@ from spark_mq.storage.heartbeat_files import (
     read_heartbeats,
     write_heartbeat,
 )
-from spark_mq.util.background import in_background
 from spark_mq.util.clock import SECOND, Duration
+from spark_mq.util.process import in_background
 from spark_mq.util.validation import invalid, validate_duration
 from spark_mq.worker.state import WorkState
 

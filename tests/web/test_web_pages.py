@@ -30,7 +30,7 @@ from spark_mq.interfaces.web import Access, HealthLimits, create_app
 from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.sequences import show_sequence
+from spark_mq.util.show import show_sequence
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"

@@ -33,9 +33,8 @@ from spark_mq.message import check_format
 from spark_mq.payload_format import Format
 from spark_mq.queue import Queue
 from spark_mq.util.loading import load_named
-from spark_mq.util.sequences import number_in
 from spark_mq.util.setting_fields import Setting, parse_settings, settings_of
-from spark_mq.util.show import printable
+from spark_mq.util.show import number_in, printable
 from spark_mq.util.signals import calling_on_signal
 from spark_mq.util.sql import connect
 from spark_mq.util.validation import short_repr

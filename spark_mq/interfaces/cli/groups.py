@@ -23,9 +23,7 @@ from spark_mq.interfaces.cli.queues import shown_settings
 from spark_mq.interfaces.cli.workers import worker_rows
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.queue import Queue
-from spark_mq.util.advice import shell_command
-from spark_mq.util.sequences import number_in
-from spark_mq.util.show import show_count
+from spark_mq.util.show import number_in, shell_command, show_count
 from spark_mq.util.validation import parse_instant, parse_until
 
 _ERRORS: Final = 3  # the last errors in the description of a group

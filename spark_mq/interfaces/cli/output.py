@@ -31,9 +31,9 @@ from spark_mq.errors import (
     UnsupportedTable,
     shorten,
 )
-from spark_mq.util.background import in_background
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.error_shape import recent_error_shape
+from spark_mq.util.process import in_background
 from spark_mq.util.progress import Progress, listening
 from spark_mq.util.show import (
     json_line,

@@ -21,9 +21,8 @@ from spark_mq.interfaces.web.message_pages import (
 from spark_mq.interfaces.web.view import LETTER_FIELDS, TABS, Forbidden, View, href, render
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.maintenance.condition import LetterFilter
-from spark_mq.util.sequences import number_in, show_sequence
 from spark_mq.util.setting_fields import Choice, Flag, settings_of
-from spark_mq.util.show import show_some
+from spark_mq.util.show import number_in, show_sequence, show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import parse_until, validate_choice, validate_position
 

@@ -13,7 +13,7 @@ from spark_mq.interfaces.web.view import LETTER_FIELDS, View, href, render
 from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.message import to_headers
 from spark_mq.operations.trace import TraceEvent
-from spark_mq.util.sequences import show_sequence
+from spark_mq.util.show import show_sequence
 from spark_mq.util.validation import invalid
 
 _Fields: TypeAlias = Mapping[str, str | int | None]  # parameters that choose letters

@@ -25,15 +25,16 @@ from spark_mq.maintenance.condition import LetterFilter
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.queue import Queue
 from spark_mq.util.records import environment
-from spark_mq.util.sequences import number_in, show_sequence
 from spark_mq.util.show import (
     bounded,
+    number_in,
     show_age,
     show_count,
     show_duration,
     show_moment,
     show_number,
     show_position,
+    show_sequence,
     show_share,
     show_size,
     show_time,

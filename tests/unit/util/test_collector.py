@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from spark_mq.util.collector import without_collections
+from spark_mq.util.process import without_collections
 
 
 def test_the_collector_rests_during_the_work_and_goes_on_after_it():
