@@ -11,7 +11,6 @@ from spark_mq.ledger.budget import MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, Budget, R
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, join_notes
 from spark_mq.ledger.data_files import DataFile
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.grant import AcquireRequest, Grant, blocked_by
 from spark_mq.ledger.intervals import Interval, format_intervals
 from spark_mq.ledger.isolation import RESERVED_ATTEMPTS
 from spark_mq.ledger.key_order import is_ordered
@@ -19,7 +18,14 @@ from spark_mq.ledger.lane_selector import LaneSelector
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
 from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
-from spark_mq.ledger.selection import FILTERED, OTHER_GROUP, REPLACED
+from spark_mq.ledger.selection import (
+    FILTERED,
+    OTHER_GROUP,
+    REPLACED,
+    AcquireRequest,
+    Grant,
+    blocked_by,
+)
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.stream_batch import StreamBatch

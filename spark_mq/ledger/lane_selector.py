@@ -10,18 +10,13 @@ only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from spark_mq.ledger.budget import LAST_ATTEMPT, Budget
-from spark_mq.ledger.grant import (
-    MAX_LEASES_WITHOUT_FRESH,
-    AcquireRequest,
-    Grant,
-    blocked_by,
-    grant_pieces,
-)
-from spark_mq.ledger.intervals import Interval, intersect
+from spark_mq.ledger.editor import LedgerEditor
+from spark_mq.ledger.intervals import Interval, intersect, subtract
 from spark_mq.ledger.isolation import (
     ASSUMED_ATTEMPTS,
     AcquireKind,
@@ -34,14 +29,37 @@ from spark_mq.ledger.isolation import (
     isolation_size,
     settled_since,
 )
-from spark_mq.ledger.key_order import held_lanes, is_ordered, leases_held
+from spark_mq.ledger.key_order import claims_on_lanes, held_lanes, is_ordered, leases_held
 from spark_mq.ledger.lane_shares import LaneShares, SharedWalk, divides_lanes
 from spark_mq.ledger.lane_walk import Candidates, LaneWalk, OneLaneWalk, OrderedWalk
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger
-from spark_mq.ledger.selection import Selection, WalkFilter
+from spark_mq.ledger.ranges import (
+    AVAILABLE,
+    BLOCKED,
+    DEAD,
+    LEASED,
+    TRANSFERRING,
+    UNREAD,
+    Ledger,
+    LedgerHeader,
+    Range,
+    range_between,
+)
+from spark_mq.ledger.schedule import TimeSplit, add_scheduled, split_by_time
+from spark_mq.ledger.selection import (
+    OTHER_GROUP,
+    AcquireRequest,
+    Grant,
+    SelectedPiece,
+    Selection,
+    WalkFilter,
+    blocked_by,
+    leased,
+)
 from spark_mq.ledger.settings import GroupSettings
 
+MAX_LEASES_WITHOUT_FRESH: Final = 3
+"""Leases in a row that may isolate suspects while unread messages are due."""
 _ALONE: Final = "a message that may end its worker is leased alone"
 
 
@@ -182,15 +200,7 @@ class LaneSelector:
             above = level
         if not (self._walk.selection.taken or self._walk.selection.skipped):
             return None
-        return grant_pieces(
-            self._ledger,
-            self._index,
-            (self._now, self._cutoff),
-            self._request,
-            self._walk,
-            rules=self._rules,
-            passes_over=passes_over,
-        )
+        return self._grant(passes_over=passes_over)
 
     def _find_available(self) -> dict[int, int]:
         """Return the due rows that a lease could begin with, and their available slots."""
@@ -274,6 +284,86 @@ class LaneSelector:
         )  # fmt: skip
         self._walk.take(level.slots, level.rows, reads=False, all_lanes=True)
         budget.messages = 0
+
+    def _grant(self, *, passes_over: bool) -> tuple[Ledger, Grant]:
+        """Lease the pieces that the walk has taken, and settle what it has skipped."""
+        ledger, index, request, walk = self._ledger, self._index, self._request, self._walk
+        pieces, skipped = walk.selection.taken, walk.selection.skipped
+        editor, lost = LedgerEditor(ledger), set(claims_on_lanes(ledger, index, walk.lanes))
+        rows = sorted({*lost, *(p.row for p in (*pieces, *skipped) if p.row is not None)})
+        ranges = dict(zip(rows, editor.remove(rows), strict=True))
+        taken = [_range_of(piece, ranges) for piece in pieces]
+        by_row: dict[int | None, list[Interval]] = {}
+        for piece, r in zip(pieces, taken, strict=True):
+            by_row.setdefault(piece.row, []).append((r.first, r.last))
+        by_event = dict[str, int]()
+        for piece in skipped:
+            by_row.setdefault(piece.row, []).append((piece.first, piece.last))
+            by_event[piece.event] = by_event.get(piece.event, 0) + piece.messages
+            before = _range_of(piece, ranges)
+            editor.add(before.as_settled(), before, piece.event)
+        if unread := by_row.pop(None, []):
+            self._add_passed_over(editor, unread)
+        for row, r in ranges.items():
+            if by_row.get(row) == [(r.first, r.last)]:
+                continue  # all of it is taken
+            left = r._replace(lease_id=None) if row in lost else r
+            for first, last in subtract([(r.first, r.last)], by_row.get(row, ())):
+                editor.add(left.slice(first, last, index), r)
+        taken.sort(key=attrgetter("first"))
+        if taken and request.intervals is None:  # else the caller has chosen: it is nobody's turn
+            fresh = any(r.state == UNREAD if walk.alike else not r.delivery_count for r in taken)
+            editor.head = _with_leases_without_fresh(ledger.head, passes_over, fresh=fresh)
+        if walk.fair_time is not None:
+            editor.head = replace(editor.head, fair_time=walk.fair_time)
+        if request.sink_write is not None and taken:
+            editor.head = replace(editor.head, last_sink_write=request.sink_write.number)
+        size = sum(r.message_count for r in taken)
+        granted = tuple(leased(r, self._now, request, size) for r in taken)
+        for before, r in zip(taken, granted, strict=True):
+            editor.add(r, before, "leased")
+        return editor.build(), Grant(granted, skipped=by_event)
+
+    def _add_passed_over(self, editor: LedgerEditor, taken: list[Interval]) -> None:
+        """Add the unread messages between those of the lease, and up to where the walk reached."""
+        index, begin = self._index, self._ledger.end_sequence + 1
+        end = max([self._walk.reach, *(last for _, last in taken)])
+        if len(taken) == 1 and not index.count(begin, taken[0][0] - 1) and taken[0][1] == end:
+            return  # nothing is passed over
+        timed = index.has_times(begin, end)
+        # Those that only other groups get are settled.
+        others = subtract(index.for_others(begin, end, self._ledger.head.group), taken)
+        for interval in others:
+            if unread := range_between(index, *interval, UNREAD):
+                editor.add(unread.as_settled(), unread, OTHER_GROUP)
+        for interval in subtract([(begin, end)], [*taken, *others]):
+            if not (unread := range_between(index, *interval, UNREAD)):
+                continue
+            split = TimeSplit([unread])
+            if timed:
+                split = split_by_time(unread, index, self._now, self._cutoff)
+            due = (piece._replace(state=AVAILABLE, available_at=0) for piece in split.due)
+            for piece in (*due, *split.later, *split.expired):
+                add_scheduled(editor, piece, unread, self._rules)
+
+
+def _with_leases_without_fresh(
+    head: LedgerHeader, passes_over: bool, *, fresh: bool
+) -> LedgerHeader:
+    """Count a lease that passes over undelivered messages. A lease of such messages ends this."""
+    count = 0 if fresh else head.leases_without_fresh + passes_over
+    count = min(MAX_LEASES_WITHOUT_FRESH, count)
+    same = count == head.leases_without_fresh
+    return head if same else replace(head, leases_without_fresh=count)
+
+
+def _range_of(piece: SelectedPiece, ranges: Mapping[int, Range]) -> Range:
+    if piece.row is None:
+        return Range(piece.first, piece.last, UNREAD, piece.messages)
+    r = ranges[piece.row]
+    if piece.messages == r.message_count:
+        return r
+    return r.at(piece.first, piece.last, piece.messages)
 
 
 def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:

@@ -1,4 +1,4 @@
-"""Select messages for a lease: what the group gets of them, as far as the budget allows."""
+"""Define the request for a lease, and select its messages as far as the budget allows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from spark_mq.ledger.budget import Budget
+from spark_mq.errors import SparkMQError
+from spark_mq.ledger.budget import Budget, is_stopped
 from spark_mq.ledger.intervals import Interval, split_at
 from spark_mq.ledger.message_index import DataFile, MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, Ledger
+from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.sink_writes import SinkWrite, with_write
 
 FILTERED: Final = "filtered"  # the event of messages that a filter does not match
 REPLACED: Final = "replaced"  # and of those that a later one replaces
@@ -22,6 +24,73 @@ MAX_PIECES: Final = 1_000  # more pieces in one lease would make its commit larg
 MAX_FILTERED_PIECES: Final = 4_000
 """Pieces that a lease and what it skips may have. More would make its commit large."""
 MAX_FILTERED_FILES: Final = 1_000  # with messages that one lease skips, so that it commits soon
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireRequest:
+    """A worker's request for a lease. Instants are microseconds."""
+
+    lease_id: str
+    worker_id: str
+    max_messages: int
+    expires_at: int
+    max_bytes: int | None = None  # estimated bytes in the data files
+    reserved_attempts: int = 0  # for a replay; the stream source reserves one
+    max_sequence: int | None = None
+    due_by: int | None = None  # only messages that were due at this time; None for now
+    sink_write: SinkWrite | None = None  # in a group with a sink
+    intervals: Sequence[Interval] | None = None  # only these messages; None for any
+    matches: Mapping[str, RowRuns] | None = None  # of the group's filter, by path of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The messages of a new lease, or the reason for none. Without ranges there is no lease."""
+
+    ranges: tuple[Range, ...] = ()  # in the order of sequence
+    blocked_because: str = ""  # the cap, message, pause or breaker; empty if nothing is due
+    blocked_for_now: bool = field(default=False, compare=False)
+    """Whether the reason ends without the owner, or is the owner's pause."""
+    lease_id: str = ""
+    expires_at: int = 0
+    error: SparkMQError | None = None  # why nothing is granted, if payload files are out of reach
+    unfinished: bool = False  # files must be checked before the next try
+    acked: int = 0  # messages of earlier batches of a stream
+    skipped: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The messages that the lease skipped, by event."""
+    sink_key: str | None = field(default=None, compare=False)  # the group's, at the time
+    wait_until: int | None = field(default=None, compare=False)  # by the rate limit
+
+    @property
+    def message_count(self) -> int:
+        return sum(r.message_count for r in self.ranges)
+
+    @property
+    def breaker_stops(self) -> bool:
+        """Return whether a pause or the breaker is the reason."""
+        return self.blocked_for_now and is_stopped(self.blocked_because)
+
+
+def blocked_by(r: Range) -> str:
+    """Return a blocked range as the reason why a group stops."""
+    return f"message {r.first} is past its limit ({r.reason})"
+
+
+def leased(r: Range, now: int, request: AcquireRequest, size: int) -> Range:
+    """Return a range as part of a new lease of `size` messages. The delivery is counted."""
+    write = request.sink_write
+    return r._replace(
+        state=LEASED,
+        lease_id=request.lease_id,
+        worker_id=request.worker_id,
+        leased_at=now,
+        expires_at=request.expires_at,
+        lease_size=size,
+        first_leased_at=r.first_leased_at or now,
+        delivery_count=r.delivery_count + 1,
+        available_at=None,
+        sink_writes=r.sink_writes if write is None else with_write(r, write),
+    )
 
 
 class SelectedPiece(NamedTuple):

@@ -21,9 +21,9 @@ from typing import Any, Final
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.grant import AcquireRequest, Grant, leased
 from spark_mq.ledger.key_order import is_ordered, return_behind
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Ledger, Range
+from spark_mq.ledger.selection import AcquireRequest, Grant, leased
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, SettlePart, settle_all, settle_note
 from spark_mq.ledger.sink_writes import next_write
