@@ -1,4 +1,8 @@
-"""Discard, retry or make dead single messages for the group's owner, without a lease."""
+"""Change messages without a lease: for the group's owner, or for a copy to another queue.
+
+The owner discards, retries or makes dead single messages. A sweep or a redrive freezes ranges under
+a transfer id, copies them, and settles them. Only that id gives the right to settle its ranges.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_mq.ledger.commands import Change, Command, Needs, View
+from spark_mq.ledger.commands import TRACKED, Change, Command, Needs, Priority, View, counted_change
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, format_intervals, normalise
 from spark_mq.ledger.key_order import is_ordered, return_behind
@@ -34,7 +38,7 @@ from spark_mq.util.validation import truncate_error
 DISCARD: Final = "discard"
 RETRY_NOW: Final = "retry now"
 DEAD_LETTER: Final = "dead letter"
-_TRACKED: Final = (LEASED, AVAILABLE, DEAD, BLOCKED)
+_IN_LEDGER: Final = (LEASED, AVAILABLE, DEAD, BLOCKED)
 _EVENTS: Final = {DISCARD: "discarded", RETRY_NOW: "retried", DEAD_LETTER: "made_dead"}
 
 
@@ -89,7 +93,7 @@ class Intervene(Command[Intervention]):
         if how == RETRY_NOW and (expired := list(_expired(ledger, index, wanted, now))):
             return ledger, Intervention(expired=expired)
         change = _Change(self, view, ledger)
-        for piece in change.editor.cut(wanted, index, _TRACKED):
+        for piece in change.editor.cut(wanted, index, _IN_LEDGER):
             change.apply(piece)
         unread = wanted if how != RETRY_NOW else _delayed_unread(ledger, index, wanted, now)
         for piece in change.editor.cut(unread, index, (UNREAD,)):
@@ -119,7 +123,7 @@ def _expired(
     ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], now: int
 ) -> Iterator[Interval]:
     """Yield the messages that are not due, and that would expire again at once."""
-    for piece in LedgerEditor(ledger).cut(wanted, index, _TRACKED):
+    for piece in LedgerEditor(ledger).cut(wanted, index, _IN_LEDGER):
         if piece.state != AVAILABLE or (piece.available_at or 0) > now:
             for part in split_by_time(piece, index, now, now).expired:
                 yield part.first, part.last
@@ -185,3 +189,135 @@ class _Change:
         if (r.available_at or 0) > self.now:
             return False
         return not split_by_time(r, self.index, self.now, self.now).later
+
+
+class _Transfer(Command[int]):
+    """A step of a sweep or a redrive, which workers need not wait for."""
+
+    priority = Priority.LEASE
+    creates = True  # without a group there is nothing to do
+    exclusive = True
+    needs = Needs()
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeDead(_Transfer):
+    """Freeze dead messages under a transfer id, and count them."""
+
+    transfer_id: str
+    max_ranges: int
+    max_messages: int
+
+    name = "freeze dead"
+    needs = Needs(TRACKED)
+
+    def apply(self, view: View) -> Change[int]:
+        ledger = expire_leases(view.ledger, view.now, view.settings)
+        editor, left = LedgerEditor(ledger), self.max_messages
+        for r in editor.remove(ledger.find((DEAD,))[: self.max_ranges]):
+            piece = r
+            if r.message_count > left:
+                last = view.log.nth_from(r.first, left) if left else r.first - 1
+                piece = r.slice(r.first, last, view.log)
+                editor.add(r.slice(last + 1, r.last, view.log), r)
+            left -= piece.message_count
+            editor.add(piece._replace(state=TRANSFERRING, lease_id=self.transfer_id), r)
+        messages = self.max_messages - left
+        return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze(_Transfer):
+    """Freeze messages of some intervals under a transfer id, and count them."""
+
+    transfer_id: str
+    intervals: Sequence[Interval]
+    reason: str | None = None  # the place of another queue that they go to
+
+    name = "freeze redrive"
+    needs = Needs(None, horizon="always")  # a new group begins above the horizon
+
+    def apply(self, view: View) -> Change[int]:
+        def frozen(r: Range) -> Range:
+            return r._replace(
+                state=TRANSFERRING, lease_id=self.transfer_id, reason=self.reason, available_at=None
+            )
+
+        editor = LedgerEditor(view.ledger)
+        waiting = editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD))
+        messages = editor.replace(waiting, frozen, "set_aside")
+        return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRouted(_Transfer):
+    """Settle the messages under a transfer id, and count them."""
+
+    transfer_id: str
+    event: str  # "routed" or "redriven"
+    detail: str | None = None  # a person's request
+
+    name = "settle routed"
+
+    def apply(self, view: View) -> Change[int]:
+        editor = LedgerEditor(view.ledger)
+        frozen = editor.remove(_frozen(view.ledger, self.transfer_id))
+        messages = editor.replace(frozen, Range.as_settled, self.event)
+        detail = self.detail or None
+        return counted_change(
+            self.event, editor.build(), messages, lease_id=self.transfer_id, detail=detail
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unfreeze(_Transfer):
+    """Give the messages under a transfer id back, and count them."""
+
+    transfer_id: str
+
+    name = "undo redrive"
+
+    def apply(self, view: View) -> Change[int]:
+        editor = LedgerEditor(view.ledger)
+        messages = editor.replace(
+            editor.remove(_frozen(view.ledger, self.transfer_id)),
+            lambda r: r._replace(state=AVAILABLE, lease_id=None, reason=None),
+            "put_back",
+        )
+        return counted_change(self.name, editor.build(), messages, lease_id=self.transfer_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Discard(_Transfer):
+    """Settle messages of some intervals that nothing is to copy, and count them."""
+
+    intervals: Sequence[Interval]
+    detail: str  # a person's request
+
+    name = "discard"
+    needs = Needs(None, horizon="always")  # a new group begins above the horizon
+
+    def apply(self, view: View) -> Change[int]:
+        editor = LedgerEditor(view.ledger)
+        waiting = editor.cut(self.intervals, view.log, (AVAILABLE, UNREAD))
+        messages = editor.replace(waiting, Range.as_settled, "discarded")
+        return counted_change(self.name, editor.build(), messages, detail=self.detail)
+
+
+@dataclass(frozen=True, slots=True)
+class DropDead(Command[int]):
+    """Settle the dead messages of a group without a dead-letter queue, and count them."""
+
+    name = "drop dead"
+    priority = Priority.LEASE
+
+    def apply(self, view: View) -> Change[int]:
+        ledger = expire_leases(view.ledger, view.now, view.settings)
+        editor = LedgerEditor(ledger)
+        dead = editor.remove(ledger.find((DEAD,)))
+        messages = editor.replace(dead, Range.as_settled, "dropped")
+        return counted_change(self.name, editor.build(), messages)
+
+
+def _frozen(ledger: Ledger, transfer_id: str) -> list[int]:
+    return ledger.find((TRANSFERRING,), ("lease_id", "=", transfer_id))

@@ -19,9 +19,9 @@ from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import CorruptLog, DuplicatePublish
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.intervals import Interval
+from spark_mq.ledger.interventions import DropDead, FreezeDead, SettleRouted
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import TRANSFERRING, Range
-from spark_mq.ledger.routing import DropDead, FreezeDead, SettleRouted
 from spark_mq.message import HEADER_PREFIX
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables

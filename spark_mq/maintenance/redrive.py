@@ -27,8 +27,8 @@ from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import GroupNotFound, InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.interventions import Freeze, Unfreeze
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.routing import Freeze, Unfreeze
 from spark_mq.maintenance.condition import Where, condition_of
 from spark_mq.maintenance.dead_letters import (
     COLUMNS,

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.ledger.intervals import Interval, from_sequences
+from spark_mq.ledger.interventions import Discard
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import unsettled_ranges
 from spark_mq.ledger.ranges import DEAD, TRANSFERRING
-from spark_mq.ledger.routing import Discard
 from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.maintenance.dead_letters import is_own_letter, letter_tables
 from spark_mq.operations.context import GroupLedger, QueueContext

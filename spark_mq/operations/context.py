@@ -13,7 +13,6 @@ from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CorruptLog, GroupNotFound, SparkMQError, TablesDisagree
 from spark_mq.ledger.commands import KNOWN, Command, Needs, View
-from spark_mq.ledger.held_ids import Held, held_ids
 from spark_mq.ledger.log_fingerprints import agreed_up_to
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import Create, StartPosition
@@ -22,6 +21,7 @@ from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.ledger.settle import Settle, SettleOutcome, SettlePart
 from spark_mq.ledger.stats import GroupStats, compute_stats
 from spark_mq.ledger.transitions import expire_leases
+from spark_mq.ledger.walk import Held, held_ids
 from spark_mq.operations.committer import GroupCommitter, QueueCommitter
 from spark_mq.operations.payloads import FileChecks, PayloadFiles
 from spark_mq.storage.archive_table import tables_disagree

@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 from spark_mq.delta.backend import FileInfos
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
-from spark_mq.ledger.held_ids import AskHeld, Held
 from spark_mq.ledger.message_index import ORDINAL_BITS, sequence
+from spark_mq.ledger.walk import AskHeld, Held
 
 # The txn of each commit with ids. Its number is the name of the newest block.
 DEDUP_APP: Final = "spark_mq.dedup"

@@ -15,7 +15,7 @@ from spark_mq.delta.state import TableState
 from spark_mq.delta.store_errors import wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table
 from spark_mq.errors import CorruptLog, TablesDisagree
-from spark_mq.ledger.held_ids import AskHeld, Held
+from spark_mq.ledger.walk import AskHeld, Held
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.parquet.writer import BATCH_TAG, REPLACES_TAG, WrittenFile, write_file
 from spark_mq.storage.id_files import (

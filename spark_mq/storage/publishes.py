@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, InvalidOption, ProducerFenced, StorageError
-from spark_mq.ledger.held_ids import AskHeld
 from spark_mq.ledger.intervals import MAX_REPLACED_BYTES, SequenceRange, encode_replaced
 from spark_mq.ledger.message_index import sequence
+from spark_mq.ledger.walk import AskHeld
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
 from spark_mq.storage.id_files import ID_BYTES, IdWindow
 from spark_mq.util.records import object_html

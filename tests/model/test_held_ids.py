@@ -130,16 +130,16 @@ def without(state: str) -> Any:
 
 
 MUTANTS = [
-    Mutant("a message that is ready holds its id", "", "held_ids:_holds", without("ready")),
-    Mutant("one that is leased does", "", "held_ids:_holds", without("leased")),
-    Mutant("one that blocks its group does", "", "held_ids:_holds", without("blocked")),
-    Mutant("one that was delivered does not until it is leased", "", "held_ids:_holds",
+    Mutant("a message that is ready holds its id", "", "walk:_holds", without("ready")),
+    Mutant("one that is leased does", "", "walk:_holds", without("leased")),
+    Mutant("one that blocks its group does", "", "walk:_holds", without("blocked")),
+    Mutant("one that was delivered does not until it is leased", "", "walk:_holds",
            gets(until="settled")),
-    Mutant("a group that is behind counts", "", "held_ids:held_ids",
+    Mutant("a group that is behind counts", "", "walk:held_ids",
            gets(groups=lambda a: a.groups[:1])),
-    Mutant("each group counts", "", "held_ids:held_ids",
+    Mutant("each group counts", "", "walk:held_ids",
            gets(groups=lambda a: a.groups[1:])),
-    Mutant("a message before the start of a group has ended there", "", "held_ids:_held_in",
+    Mutant("a message before the start of a group has ended there", "", "walk:_held_in",
            then(lambda found, a: found | set(a.sequences))),
     Mutant("an id that is held counts", "", "IdWindow.duplicates", gets(ask=None)),
     Mutant("ids are kept as long as they are held", "", "IdWindow.with_ids", gets(ask=None)),

@@ -13,10 +13,16 @@ from support.ledger_group import SECOND, intervals_of, limits
 from spark_mq.ledger import ranges as stored_ranges
 from spark_mq.ledger.editor import end_reason_of
 from spark_mq.ledger.intervals import normalise
-from spark_mq.ledger.interventions import DEAD_LETTER, DISCARD, RETRY_NOW, Intervene
+from spark_mq.ledger.interventions import (
+    DEAD_LETTER,
+    DISCARD,
+    RETRY_NOW,
+    FreezeDead,
+    Intervene,
+    SettleRouted,
+)
 from spark_mq.ledger.owner_commands import Pause, Resume, Seek, Unblock
 from spark_mq.ledger.ranges import LIST_LIMIT, TRANSFERRING, Range
-from spark_mq.ledger.routing import FreezeDead, SettleRouted
 from spark_mq.ledger.transitions import settle_lost
 from spark_mq.storage.ledger_files import from_rows, to_rows
 

@@ -9,10 +9,10 @@ from spark_mq import GroupSettings
 from spark_mq.ledger import transitions
 from spark_mq.ledger.acquire import AcquireRequest, Grant, acquire, postpone_due, reject_unreadable
 from spark_mq.ledger.commands import Command, View
+from spark_mq.ledger.interventions import FreezeDead
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.routing import FreezeDead
 from spark_mq.ledger.settle import REJECT, Extend, Settle, SettleOutcome, SettlePart
 from spark_mq.ledger.stream_batch import Replay, StreamBatch, fence_app_id
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from support.having import having
 from support.ledger_group import Group, dead_ones, freeze, freeze_dead, seek
 
+from spark_mq.ledger.interventions import SettleRouted
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import AVAILABLE, TRANSFERRING
-from spark_mq.ledger.routing import SettleRouted
 from spark_mq.ledger.settle import ACK, NACK, REJECT
 
 # -- seek

@@ -6,8 +6,8 @@ import pytest
 from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group, dead_ones, freeze, freeze_dead, limits
 
+from spark_mq.ledger.interventions import SettleRouted
 from spark_mq.ledger.ranges import AVAILABLE, DEAD, TRANSFERRING
-from spark_mq.ledger.routing import SettleRouted
 from spark_mq.ledger.settle import ACK, NACK
 
 # -- expiry
