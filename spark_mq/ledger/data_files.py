@@ -374,12 +374,10 @@ class FileList(Sequence[DataFile]):
         begin = max(0, bisect_right(self._firsts, first) - 1)
         return self.parts[begin : bisect_right(self._firsts, last)]
 
-    def values_in(
-        self, column: Callable[[FileColumns], SparseColumn[_T]], first: int, last: int
-    ) -> Iterator[tuple[int, int, _T]]:
+    def values_in(self, column: str, first: int, last: int) -> Iterator[tuple[int, int, Any]]:
         """Yield the bounds and the value of each file in ``first..last`` that has one."""
         for part in self.parts_in(first, last):
-            sparse = column(part)
+            sparse: SparseColumn[Any] = getattr(part, column)
             begin = max(0, bisect_right(sparse.firsts, first) - 1)
             for at in range(begin, bisect_right(sparse.firsts, last)):
                 start = sparse.firsts[at]

@@ -16,13 +16,12 @@ _HEADER_DOT: Final = f"{HEADER}."
 
 
 @dataclass(frozen=True)
-class Filters(Kind):
+class Filters(Kind[Mapping[str, Any]]):
     """Conditions on key and headers, which a person types as ``key_prefix=eu-, header.a=b``."""
 
     most: int = 100  # values, because each commit of a ledger has the settings
     longest: int = 1_000  # characters of a value
     accepts = "Mapping[str, object] | str"
-    holds = "Mapping[str, Any]"
     values = (
         "conditions, such as `key_prefix=eu-, header.region=eu`, with up to 100 values of up to "
         "1,000 characters"

@@ -13,7 +13,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from operator import attrgetter, or_
+from operator import or_
 from typing import Final, cast
 
 from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
@@ -27,12 +27,6 @@ _REMEMBERED_SETS: Final = 50_000
 _REMEMBERED_FILES: Final = 1_000
 _BLOCK: Final = 64  # neighbouring files whose slots are looked at together
 _SMALL_MAP: Final = 64  # a map with fewer entries is copied when others follow
-
-_TIMES: Final = attrgetter("times")
-_PRIORITIES: Final = attrgetter("priorities")
-_BATCHES: Final = attrgetter("batches")
-_REPLACES: Final = attrgetter("replaces")
-_GROUPS: Final = attrgetter("groups")
 
 ORDINAL_BITS: Final = 32
 
@@ -220,13 +214,13 @@ class MessageIndex:
 
     def has_times(self, first: int, last: int) -> bool:
         """Return whether a file in ``first..last`` has a deliver_at or expires_at."""
-        return self.has_times_after(first - 1) and any(self.files.values_in(_TIMES, first, last))
+        return self.has_times_after(first - 1) and any(self.files.values_in("times", first, last))
 
     def has_times_after(self, seq: int) -> bool:
         return self.files.last_timed > seq
 
     def timed_files(self, after: int) -> list[DataFile]:
-        timed = self.files.values_in(_TIMES, after + 1, self.last_sequence)
+        timed = self.files.values_in("times", after + 1, self.last_sequence)
         return [self.file_at(first) for first, _, _ in timed]
 
     def file_at(self, seq: int) -> DataFile:
@@ -258,14 +252,14 @@ class MessageIndex:
         # Callers share the result, so they do not change it.
         up_to, batches = self._batches
         if up_to < self.last_sequence:
-            if any(self.files.values_in(_BATCHES, up_to + 1, self.last_sequence)):
+            if any(self.files.values_in("batches", up_to + 1, self.last_sequence)):
                 batches = self._find_batches()
             self._batches = self.last_sequence, batches
         return batches
 
     def _find_batches(self) -> dict[str, list[Interval]]:
         batches: dict[str, list[Interval]] = {}
-        for first, last, name in self.files.values_in(_BATCHES, 0, self.last_sequence):
+        for first, last, name in self.files.values_in("batches", 0, self.last_sequence):
             intervals = batches.setdefault(name, [])
             if intervals and not self.count(intervals[-1][1] + 1, first - 1):
                 intervals[-1] = (intervals[-1][0], last)
@@ -286,7 +280,7 @@ class MessageIndex:
         up_to, last_replaced, known = self._replaced
         more: _ReplacedByFile = {}
         before = ChainMap(more, *known)
-        for _, _, text in self.files.values_in(_REPLACES, up_to + 1, self.last_sequence):
+        for _, _, text in self.files.values_in("replaces", up_to + 1, self.last_sequence):
             for first, last in decode_replaced(text):
                 for part, at, start, end in self._pieces(first, last):
                     begins = part.firsts[at]
@@ -304,7 +298,7 @@ class MessageIndex:
         """Return the messages in ``first..last`` that only groups other than `group` get."""
         if not self.is_addressed_after(first - 1):
             return []
-        addressed = self.files.values_in(_GROUPS, first, last)
+        addressed = self.files.values_in("groups", first, last)
         files = ((begin, end) for begin, end, name in addressed if name != group)
         return intersect(normalise(files), [(first, last)])
 
@@ -395,13 +389,13 @@ class MessageIndex:
 
     def priorities_after(self, seq: int) -> int:
         """Return the priorities of the files that end after a sequence, and always 0."""
-        sets = self.files.values_in(_PRIORITIES, seq + 1, self.last_sequence)
+        sets = self.files.values_in("priorities", seq + 1, self.last_sequence)
         return reduce(or_, (priorities for _, _, priorities in sets), 1)
 
     def files_with(self, priority: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of files in ``first..last`` with a priority, of all files for 0."""
         if priority:
-            for start, end, priorities in self.files.values_in(_PRIORITIES, first, last):
+            for start, end, priorities in self.files.values_in("priorities", first, last):
                 if priorities >> priority & 1:
                     yield max(first, start), min(last, end)
             return

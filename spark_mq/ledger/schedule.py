@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_mq.ledger.editor import LedgerEditor
-from spark_mq.ledger.intervals import subtract
+from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.message_index import DeliveryTimes, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, SETTLED, UNREAD, Ledger, Range, range_between
 from spark_mq.ledger.settings import GroupSettings
@@ -37,17 +37,18 @@ def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeS
     if not index.has_times(r.first, r.last):
         out.due.append(r)
         return out
-    for piece in index.slices(r.first, r.last):
-        times = index.file_at(piece.first).times
-        last = piece.first + piece.rows - 1
-        part = r.at(piece.first, last, piece.rows)
-        delivered = was_due(r)
-        if times is None or (_none_expired(times, now) and (delivered or times.due_to <= cutoff)):
-            _append(out.due, part, index)
-        elif _none_expired(times, now) and times.due_from > cutoff:
-            _append(out.later, _as_later(part, times.due_from), index)
-        else:
-            _split_file(out, part, index, now, cutoff)
+    for part in index.slices(r.first, r.last):
+        rows = part.offset, part.offset + part.rows - 1
+        begins = part.first - part.offset
+        times = index.file_at(part.first).times
+        for kind, low, high, at in _spans(times, rows, now, cutoff, delivered=was_due(r)):
+            piece = r.at(begins + low, begins + high, high - low + 1)
+            if kind == "expired":
+                _append(out.expired, piece._replace(state=SETTLED, available_at=None), index)
+            elif kind == "later":
+                _append(out.later, piece._replace(state=AVAILABLE, available_at=at), index)
+            else:
+                _append(out.due, piece, index)
     return out
 
 
@@ -59,37 +60,27 @@ def _none_expired(times: DeliveryTimes, now: int) -> bool:
     return times.expires_from is None or times.expires_from > now
 
 
-def _as_later(piece: Range, available_at: int | None) -> Range:
-    return piece._replace(state=AVAILABLE, available_at=available_at)
-
-
-def _split_file(out: TimeSplit, part: Range, index: MessageIndex, now: int, cutoff: int) -> None:
-    for kind, low, high, available_at in _spans(part, index, now, cutoff):
-        first = index.file_at(part.first).first
-        piece = part.at(first + low, first + high, high - low + 1)
-        if kind == "expired":
-            _append(out.expired, piece._replace(state=SETTLED, available_at=None), index)
-        elif kind == "later":
-            _append(out.later, _as_later(piece, available_at), index)
-        else:
-            _append(out.due, piece, index)
-
-
 _TimeSpan = tuple[str, int, int, int | None]
 """A kind, the first and last row in the file, and the least deliver_at."""
 
 
-def _spans(part: Range, index: MessageIndex, now: int, cutoff: int) -> list[_TimeSpan]:
-    """Join the runs of a file's piece into spans that are due, later or expired."""
-    file = index.file_at(part.first)
-    assert file.times is not None
+def _spans(
+    times: DeliveryTimes | None, rows: Interval, now: int, cutoff: int, *, delivered: bool
+) -> list[_TimeSpan]:
+    """Return spans of some rows of a file that are due, later or expired."""
+    if times is None:
+        return [("due", *rows, None)]
+    if _none_expired(times, now):
+        if delivered or times.due_to <= cutoff:
+            return [("due", *rows, None)]
+        if times.due_from > cutoff:
+            return [("later", *rows, times.due_from)]
     spans: list[_TimeSpan] = []
-    runs = file.times.between(part.first - file.first, part.last - file.first)
-    for low, high, deliver_at, expires_at in runs:
+    for low, high, deliver_at, expires_at in times.between(*rows):
         kind, at = "due", None
         if expires_at is not None and expires_at <= now:
             kind = "expired"
-        elif deliver_at is not None and deliver_at > cutoff and not was_due(part):
+        elif deliver_at is not None and deliver_at > cutoff and not delivered:
             kind, at = "later", deliver_at
         if spans and spans[-1][0] == kind:
             _, first, _, least = spans[-1]

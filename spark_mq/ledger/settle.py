@@ -21,8 +21,7 @@ from spark_mq.ledger.schedule import settle_expired_held
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import without_last_write
 from spark_mq.ledger.transitions import (
-    exhaust,
-    exhausted_limit,
+    after_failure,
     expire_leases,
     expired,
     is_late,
@@ -252,18 +251,13 @@ class _Settling(LeaseWalker):
 
 
 def _nacked(r: Range, now: int, rules: GroupSettings, part: SettlePart) -> Range:
-    by_name = part.intervals is not None and not part.whole
     live = r.state == LEASED  # an expiry has counted the failure already
-    error = part.error or r.error
     r = with_failure(r, now) if live else r
-    if reason := exhausted_limit(r, rules, now, own=by_name or r.lease_size == 1):
-        return exhaust(r, rules, reason, error)
     delay = part.delay
     if delay is None:
         delay = rules.delay(r.failure_count, part.jitter) if live else 0
-    suspect = not by_name and r.lease_size != 1
-    lease_size = r.lease_size if suspect else None
-    return to_available(r, now + delay, error)._replace(suspect=suspect, lease_size=lease_size)
+    own = (part.intervals is not None and not part.whole) or r.lease_size == 1
+    return after_failure(r, rules, now, part.error or r.error, own=own, due_at=now + delay)
 
 
 def _released(r: Range, now: int, delay: int | None) -> Range:

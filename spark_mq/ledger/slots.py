@@ -167,13 +167,6 @@ class FileSlots:
             high = low + length
             yield max(first, starts[low]), min(last, starts[high] - 1)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FileSlots):
-            return NotImplemented
-        return list(self.numbers) == list(other.numbers) and self.starts == other.starts
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 def encode_slots(lanes: int, runs: Iterable[tuple[int, int]]) -> str:
     """Return runs of ``(slot, rows)`` as text for a commit: lanes, steps of slots, and rows.

@@ -28,11 +28,9 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, SettlePart, settle_all, settle_note
 from spark_mq.ledger.sink_writes import next_write
 from spark_mq.ledger.transitions import (
-    exhaust,
-    exhausted_limit,
+    after_failure,
     expire_leases,
     record_failure,
-    to_available,
     with_failure,
 )
 from spark_mq.util.clock import MICROSECOND
@@ -293,12 +291,8 @@ def _failed_by_itself(r: Range) -> bool:
 def return_to_group(r: Range, now: int, rules: GroupSettings) -> Range:
     """Return a dead batch's range as due, and suspect unless alone, or apply its limit."""
     r = with_failure(r, now) if r.state == LEASED else r
-    error = r.error or _death_error(r)
-    if reason := exhausted_limit(r, rules, now, own=r.lease_size == 1):
-        return exhaust(r, rules, reason, error)
-    if r.lease_size == 1:
-        return to_available(r, now, error)._replace(suspect=False)
-    return to_available(r, now, error)._replace(suspect=True, lease_size=r.lease_size)
+    error, own = r.error or _death_error(r), r.lease_size == 1
+    return after_failure(r, rules, now, error, own=own, due_at=now)
 
 
 def _death_error(r: Range) -> str:

@@ -146,23 +146,27 @@ def _expiry_error(r: Range) -> str:
 
 def expired(r: Range, rules: GroupSettings) -> Range:
     """Return a leased range after its expiry, available or past a limit."""
-    error, at = _expiry_error(r), r.expires_at or 0
-    r = with_failure(r, at)
-    if reason := exhausted_limit(r, rules, at, own=r.lease_size == 1):
-        return exhaust(r, rules, reason, error)
+    at, own = r.expires_at or 0, r.lease_size == 1
+    after = after_failure(with_failure(r, at), rules, at, _expiry_error(r), own=own, due_at=at)
+    if after.state != AVAILABLE:
+        return after
     # The lease's own fields stay, because an extension would revive the lease.
-    back = to_available(r, at, error)
-    return back._replace(
-        lease_id=r.lease_id,
-        worker_id=r.worker_id,
-        lease_size=r.lease_size,
-        suspect=r.lease_size != 1,
-    )
+    return after._replace(lease_id=r.lease_id, worker_id=r.worker_id, lease_size=r.lease_size)
 
 
 def with_failure(r: Range, at: int) -> Range:
     first = r.first_failed_at or at
     return r._replace(failure_count=r.failure_count + 1, first_failed_at=first)
+
+
+def after_failure(
+    r: Range, rules: GroupSettings, now: int, error: str | None, *, own: bool, due_at: int
+) -> Range:
+    """Return a range as available, and suspect unless its last failure was its own, or as ended."""
+    if reason := exhausted_limit(r, rules, now, own=own):
+        return exhaust(r, rules, reason, error)
+    lease_size = None if own else r.lease_size
+    return to_available(r, due_at, error)._replace(suspect=not own, lease_size=lease_size)
 
 
 def exhausted_limit(r: Range, rules: GroupSettings, now: int, *, own: bool) -> str | None:

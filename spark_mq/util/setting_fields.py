@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, ClassVar, Final, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
 from spark_mq.errors import InvalidOption, UnsupportedTable
 from spark_mq.util.clock import MICROSECOND
@@ -31,6 +31,7 @@ from spark_mq.util.validation import (
 )
 
 _T = TypeVar("_T")
+V_co = TypeVar("V_co", covariant=True)  # what a setting of a kind holds
 
 
 def parse_number(text: str) -> float | str:
@@ -41,11 +42,10 @@ def parse_number(text: str) -> float | str:
     return text
 
 
-class Kind:
+class Kind(Generic[V_co]):
     """What values a setting may have."""
 
     accepts: ClassVar[str]  # the annotation of an argument with such a value
-    holds: ClassVar[str]  # the annotation of the field
     decode: ClassVar[Any] = None  # the function that makes a value of JSON, if they differ
 
     @property
@@ -53,7 +53,7 @@ class Kind:
         """Return the valid values, for people."""
         raise NotImplementedError
 
-    def check(self, name: str, value: Any) -> Any:
+    def check(self, name: str, value: Any) -> V_co:
         """Return the clean value. Raise InvalidOption, which names option, value and fix."""
         raise NotImplementedError
 
@@ -69,18 +69,17 @@ class Kind:
         return str(value)
 
 
-class _Number(Kind):
+class _Number(Kind[V_co]):
     def parse(self, text: str) -> float | str:
         return parse_number(text)
 
 
 @dataclass(frozen=True)
-class Duration(_Number):
+class Duration(_Number[timedelta]):
     """Durations. Tables store them in microseconds."""
 
     zero: bool = False
     accepts = "Duration"
-    holds = "timedelta"
     decode = staticmethod(partial(timedelta, 0, 0))  # of microseconds
 
     @property
@@ -98,13 +97,13 @@ class Duration(_Number):
 
 
 @dataclass(frozen=True)
-class Count(_Number):
+class Count(_Number[int]):
     """Whole numbers of a unit, such as messages."""
 
     unit: str
     least: int = 1
     most: int = 2**63 - 1
-    accepts = holds = "int"
+    accepts = "int"
 
     @property
     def values(self) -> str:
@@ -116,11 +115,10 @@ class Count(_Number):
 
 
 @dataclass(frozen=True)
-class Size(_Number):
+class Size(_Number[int]):
     """Numbers of bytes."""
 
     accepts = "int | str"
-    holds = "int"
     values = "bytes, such as 1000000 or `64m`"
 
     def check(self, name: str, value: Any) -> int:
@@ -128,8 +126,8 @@ class Size(_Number):
 
 
 @dataclass(frozen=True)
-class Fraction(_Number):
-    accepts = holds = "float"
+class Fraction(_Number[float]):
+    accepts = "float"
     values = "0 to 1"
 
     def check(self, name: str, value: Any) -> float:
@@ -137,9 +135,9 @@ class Fraction(_Number):
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class Choice(Kind[str]):
     words: tuple[str, ...]
-    accepts = holds = "str"
+    accepts = "str"
 
     @property
     def values(self) -> str:
@@ -151,12 +149,11 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True)
-class Growth(Kind):
+class Growth(Kind[str | tuple[timedelta, ...]]):
     """One of some words, or a list of durations."""
 
     words: tuple[str, ...]
     accepts = "str | Sequence[Duration]"
-    holds = "str | tuple[timedelta, ...]"
 
     @staticmethod
     def decode(stored: Any) -> str | tuple[timedelta, ...]:
@@ -186,8 +183,8 @@ def _stripped(given: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Flag(Kind):
-    accepts = holds = "bool"
+class Flag(Kind[bool]):
+    accepts = "bool"
     values = "`True` or `False`"
 
     def check(self, name: str, value: Any) -> bool:
@@ -201,8 +198,8 @@ class Flag(Kind):
 
 
 @dataclass(frozen=True)
-class Text(Kind):
-    accepts = holds = "str"
+class Text(Kind[str]):
+    accepts = "str"
     values = "text"
 
     def check(self, name: str, value: Any) -> str:
@@ -215,8 +212,8 @@ class Path(Text):
 
 
 @dataclass(frozen=True)
-class Texts(Kind):
-    accepts = holds = "tuple[str, ...]"
+class Texts(Kind[tuple[str, ...]]):
+    accepts = "tuple[str, ...]"
     values = "texts"
     decode = tuple
 
@@ -255,12 +252,11 @@ _PERIODS: Final = {1_000_000: "s", 60_000_000: "m", 3_600_000_000: "h", 86_400_0
 
 
 @dataclass(frozen=True)
-class Rates(Kind):
+class Rates(Kind[Rate]):
     """Rates of messages, or of bytes."""
 
     of_bytes: bool = False
     accepts = "str"
-    holds = "Rate"
     decode = staticmethod(lambda stored: Rate(*stored))
 
     @property
@@ -296,12 +292,11 @@ class Rates(Kind):
 
 
 @dataclass(frozen=True)
-class Weights(Kind):
+class Weights(Kind[Mapping[str, float]]):
     """Weights by key, which a person types as ``gold=4, silver=2``."""
 
     most: int = 100  # keys, because each commit of a ledger has the settings
     accepts = "Mapping[str, float] | str"
-    holds = "Mapping[str, float]"
     values = "a weight from 0.01 to 100 for each of up to 100 keys, such as `gold=4, silver=0.5`"
 
     def check(self, name: str, value: Any) -> dict[str, float]:
@@ -330,7 +325,7 @@ class Weights(Kind):
 class Setting:
     """One setting: its kind, its default and its meaning."""
 
-    kind: Kind
+    kind: Kind[Any]
     default: Any
     doc: str
     optional: bool
@@ -368,14 +363,14 @@ class Setting:
 
 
 def setting(
-    kind: Kind,
+    kind: Kind[V_co],
     default: Any,
     doc: str,
     *,
     optional: bool | None = None,
     fixed: str | None = None,
     argument: bool = True,
-) -> Any:
+) -> V_co:
     """Return the field of a setting.
 
     `kind` says what values are valid, and `default` is written as a user would give it, such as
@@ -387,7 +382,7 @@ def setting(
     clean = None if default is None else kind.check("default", default)
     may_be_none = default is None if optional is None else optional
     described = Setting(kind, clean, doc, may_be_none, fixed, argument)
-    return field(default=clean, compare=argument, metadata={"setting": described})
+    return cast(V_co, field(default=clean, compare=argument, metadata={"setting": described}))
 
 
 def settings_of(owner: type[Any]) -> Mapping[str, Setting]:
