@@ -332,7 +332,7 @@ def _select(
 ) -> tuple[Ledger, Grant]:
     """Lease the messages whose turn it is, as far as the budget allows."""
     blocked = ""
-    if rules.order != "key" or not is_ordered(index, rules):
+    if not is_ordered(index, rules):
         # In an ordered group a blocked message stops only its lane.
         request, blocked = _limit_to_unblocked(ledger, request)
     cutoff = now if request.due_by is None else min(now, request.due_by)

@@ -117,7 +117,7 @@ class LaneSelector:
         self._may_read = any(index.count(*interval) > 0 for interval in unread)
         self._full = _is_full(ledger, now, rules)
         self._priorities = index.priorities_after(ledger.head.start_sequence)
-        self._ordered = rules.order == "key" and is_ordered(index, rules)
+        self._ordered = is_ordered(index, rules)
         divides = not self._ordered and divides_lanes(index, rules)
         self._shares = LaneShares(ledger, index, rules) if divides else None
         self._candidates = Candidates(

@@ -191,9 +191,7 @@ class LedgerHeader:
     start_sequence: int = -1  # all messages up to this sequence are settled
     settled_count: int = 0  # messages up to the start sequence
     revision: int = 0  # grows by one with each commit
-    leases_without_fresh: int = (
-        0  # leases in a row that isolated suspects while unread messages were due
-    )
+    leases_without_fresh: int = 0  # in a row, which isolated suspects while unread ones were due
     counters: dict[str, int] = field(default_factory=dict)  # settled messages by outcome
     settings: dict[str, Any] = field(default_factory=dict)
     skipped_intervals: tuple[Interval, ...] = ()

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.errors import UnsupportedTable
 from spark_mq.util.show import show_duration
-from spark_mq.util.validation import invalid, short_repr
+from spark_mq.util.validation import invalid
 
 
 def check_lanes(lanes: int, order: str, limit: int | None) -> None:
@@ -16,12 +16,9 @@ def check_lanes(lanes: int, order: str, limit: int | None) -> None:
     needs = {"order": None if order == "none" else order, "max_in_flight_per_key": limit}
     for name, value in needs.items():
         if value is not None and not lanes:
-            raise InvalidOption(
-                f"{name}={short_repr(value)} needs lanes: the queue has none. Create a queue with "
-                "lanes=64 (--lanes 64) and publish the messages there.",
-                option=name,
-                value=value,
-            )
+            why = "needs lanes: the queue has none. Create a queue with lanes=64 (--lanes 64) and "
+            why += "publish the messages there."
+            raise invalid(name, value, why)
 
 
 def check_keys(order: str, limit: int | None, weights: Mapping[str, float] | None) -> None:
@@ -49,16 +46,10 @@ def check_replaces(replaces: bool, ids_count: bool) -> None:
 
 
 def wrong_format(actual: Any, known: int, path: str | None) -> UnsupportedTable:
-    older = isinstance(actual, int) and actual < known
-    fix = (
-        "create a new queue with this version and publish its messages there; read the old queue "
-        "with the version that created it"
-        if older
-        else "update spark_mq"
-    )
+    fix = "update spark_mq"
+    if isinstance(actual, int) and actual < known:
+        fix = "create a new queue with this version and publish its messages there; read the old "
+        fix += "queue with the version that created it"
     place = f"the queue at {path}" if path else "the queue"
-    return UnsupportedTable(
-        f"{place} has format {actual!r}, and this version of spark_mq reads {known}: {fix}",
-        path=path,
-        features=[],
-    )
+    text = f"{place} has format {actual!r}, and this version of spark_mq reads {known}: {fix}"
+    return UnsupportedTable(text, path=path, features=[])

@@ -121,7 +121,7 @@ def settle_all(
     for lease_id in dict.fromkeys(part.lease_id for part in parts):
         ledger = settle_expired_held(ledger, index, now, rules, lease_id)
     order = list(range(len(parts)))
-    if rules.order == "key" and is_ordered(index, rules):
+    if is_ordered(index, rules):
         # Nacks and releases first, because no other part may settle what they return.
         order.sort(key=lambda at: parts[at].verb not in (NACK, RELEASE))
     outcomes, returned = dict[int, SettleOutcome](), dict[str, list[Interval]]()
@@ -137,7 +137,7 @@ def settle_all(
 def _settle_part(view: View, ledger: Ledger, part: SettlePart) -> tuple[Ledger, SettleOutcome]:
     """Settle on a ledger in which all other late leases have expired."""
     index, now, rules = view.log, view.now, view.settings
-    ordered = rules.order == "key" and is_ordered(index, rules)
+    ordered = is_ordered(index, rules)
     if ordered and _has_expired_part(ledger, part.lease_id):
         ledger, _ = return_behind(ledger, index, now, part.lease_id)
     settling = _Settling(view, ledger, part)

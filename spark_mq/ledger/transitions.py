@@ -63,9 +63,8 @@ def expire_leases(
             leased.append(r)
             editor.add(expired(r, rules), r, "lease_expired", of_lease=True)
         else:
-            limit = r.reason if r.state == BLOCKED else None
-            limit = limit or _limit_name(r, rules)
-            editor.add(exhaust(r, rules, limit, r.error), r, "exhausted")
+            limit = r.reason if r.state == BLOCKED else exhausted_limit(r, rules, now, own=True)
+            editor.add(exhaust(r, rules, limit or FAILURE_LIMIT, r.error), r, "exhausted")
     record_expired_leases(editor, leased, rules)
     return editor.build()
 
@@ -127,11 +126,6 @@ def _exhausted_rows(ledger: Ledger, rules: GroupSettings) -> set[int]:
         failed = ("failure_count", ">=", limit)
         rows.update(ledger.find((AVAILABLE,), failed, ("suspect", "=", False)))
     return rows
-
-
-def _limit_name(r: Range, rules: GroupSettings) -> str:
-    attempts = rules.max_delivery_attempts
-    return ATTEMPT_LIMIT if attempts and r.delivery_count >= attempts else FAILURE_LIMIT
 
 
 def is_late(r: Range, now: int, rules: GroupSettings) -> bool:

@@ -60,30 +60,20 @@ class ForkGuard:
             )
 
 
-class ForkSafeLock:
-    """A `lock` of a whole process. A forked process begins with it free.
-
-    Callers enter the lock itself, because a Ctrl-C inside an own ``__exit__`` would never free it.
-    """
-
-    def __init__(self) -> None:
-        self._renew()
-        call_in_forks(self._renew)
-
-    def _renew(self) -> None:
-        self.lock = threading.Lock()
-
-
 class OnePerKey(Generic[_K, _V]):
     """This process's only object for each key, as long as somebody holds it. Thread-safe."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
         self._make = make
         self._found: WeakValueDictionary[_K, _V] = WeakValueDictionary()
-        self._guard = ForkSafeLock()
+        self._renew_lock()
+        call_in_forks(self._renew_lock)  # another thread may hold it now
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def get(self, key: _K) -> _V:
-        with self._guard.lock:
+        with self._lock:
             value = self._found.get(key)
             if value is None:
                 value = self._found[key] = self._make(key)
