@@ -121,12 +121,12 @@ class _Bucket(NamedTuple):
         return self.rate.units_in(max(0, self.most - self.missing(now)))
 
     def least(self, units: int | None) -> int:
-        """Return the units that a lease waits for if it wants so many, or None for any number."""
+        """Return the units that a lease waits for. None for one that takes any number."""
         share = max(1, self.rate.units_in(self.most // SHARE))
         return share if units is None else min(share, units)
 
     def instant_of(self, units: int, now: int) -> int:
-        """Return when it has so many units, or all that it can have."""
+        """Return when it will have these units, or as many as it can hold."""
         wanted = min(self.rate.duration_of(units), self.most)
         return now + max(0, self.missing(now) - (self.most - wanted))
 

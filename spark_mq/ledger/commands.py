@@ -48,7 +48,7 @@ class Needs(NamedTuple):
     """What a command must know beside the ledger and the settings."""
 
     reach: int | None = KNOWN  # the last sequence of the log, or None for the whole log
-    unread: int | None = None  # so many unread messages are enough, for a lease
+    unread: int | None = None  # this many unread messages are enough for a lease
     damaged: bool = False  # of a damaged log, the part before the damage is enough
     horizon: Literal["", "always", "if lost"] = ""  # "if lost": only if it passes unsettled ones
     apps: tuple[str, ...] = ()  # whose transaction numbers it reads
@@ -121,7 +121,7 @@ class Change(NamedTuple, Generic[R]):
 
 
 def counted_change(operation: str, ledger: Ledger, messages: int, **note: Any) -> Change[int]:
-    """Return a change of some messages, which commits nothing without any. None is no note."""
+    """Return a change that commits nothing without messages. The note leaves out what is None."""
     given = {name: value for name, value in note.items() if value is not None}
     change = {"operation": operation, "messages": messages, **given}
     return Change(ledger if messages else None, messages, change)

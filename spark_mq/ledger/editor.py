@@ -39,7 +39,7 @@ END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
 COUNTED: Final = ("leased", "replayed", "nacked", "rejected", "lease_expired", "released")
 """The events whose messages the header counts, for rates of deliveries and failures."""
 
-_MANY: Final = 8  # for so many added ranges, one look at all their neighbours is faster
+_MANY: Final = 8  # from so many added ranges on, one pass over their neighbours is faster
 
 # The places of the fields of the lease in a range, from its id up to its size.
 _LEASE: Final = FIELDS.index("lease_id")

@@ -14,7 +14,7 @@ from spark_mq.util.validation import is_message, plain_number, plain_values, sho
 
 Interval = tuple[int, int]
 
-_MAX_SHOWN: Final = 40  # characters of what is no sequence
+_MAX_SHOWN: Final = 40  # characters of a value that isn't a sequence
 _last_of: Final = itemgetter(1)
 MAX_FORMATTED: Final = 200  # intervals that a text shows
 
@@ -68,7 +68,7 @@ def format_intervals(intervals: Sequence[Interval]) -> str:
 def from_sequences(sequences: Any) -> list[Interval]:
     """Return the intervals of a user's sequences or messages, or raise InvalidOption.
 
-    A ``range`` is one interval: it is not iterated, and gaps between its messages are no error.
+    A ``range`` is one interval: it is not iterated, and gaps between its messages are fine.
     """
     if is_message(sequences):
         sequences = [sequences]

@@ -25,9 +25,9 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.show import show_some
 
 BURSTS: Final = 16
-"""A lease has so many bursts, because each of them becomes some ranges of the ledger."""
+"""Bursts in one lease. There aren't more, because each becomes some ranges of the ledger."""
 MAX_ROUNDS: Final = 4
-"""Lanes with too few messages leave some to others so often. Then the oldest messages go first."""
+"""Rounds in which lanes with few messages leave the rest to others. Then the oldest go first."""
 _ALL: Final = 1 << 62
 _SHOWN: Final = 3  # lanes that a reason names
 _UNIT: Final = 1 << 20  # of virtual time: the distance of single messages of weight 1

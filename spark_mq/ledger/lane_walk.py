@@ -56,18 +56,14 @@ class Candidates:
         self._now, self._cutoff, self.named = now, cutoff, named
         self.unread_from = ledger.end_sequence + 1
         self._closing = ledger.find((AVAILABLE, BLOCKED)) if ordered else None
-        self._slots: dict[int, int] = {}  # by row, once they were needed
 
     def with_slots(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield rows and their slots. In an ordered group, these are all rows that close slots."""
-        known, ledger = self._slots, self.ledger
-        firsts, lasts = ledger.first_sequences, ledger.last_sequences
+        firsts, lasts = self.ledger.first_sequences, self.ledger.last_sequences
         rows = rows if self._closing is None else self._closing
         for at in range(0, len(rows), _CHUNK):
             some = rows[at : at + _CHUNK]
-            if new := [row for row in some if row not in known]:
-                known.update(zip(new, self.index.slots_of(firsts, lasts, new), strict=True))
-            yield from ((row, known[row]) for row in some)
+            yield from zip(some, self.index.slots_of(firsts, lasts, some), strict=True)
 
     def slots_in(self, rows: Sequence[int]) -> int:
         ledger = self.ledger

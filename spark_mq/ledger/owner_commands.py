@@ -327,7 +327,7 @@ def _ranges_after_seek(first: int, last: int, target: int, index: MessageIndex) 
 
 
 def unsettled_ranges(ledger: Ledger, index: MessageIndex, last: int) -> Iterable[Range]:
-    """Yield what is not settled or in transfer up to `last`, the unread messages as one range."""
+    """Yield what isn't settled or in transfer up to `last`, with unread messages as one range."""
     return LedgerEditor(ledger).cut([(0, last)], index, CHANGEABLE)
 
 

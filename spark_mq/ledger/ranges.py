@@ -215,7 +215,7 @@ class LedgerHeader:
 
 
 LIST_LIMIT: Final = 100
-"""Up to so many ranges are a list, because an Arrow call takes 20 µs even for one row."""
+"""A ledger with more ranges is a table. For few, a list is faster: an Arrow call takes 20 µs."""
 
 Condition = tuple[str, str, Any]
 """A field of :class:`Range`, a key of ``_TESTS``, and a value. Only "is null" is true for None."""

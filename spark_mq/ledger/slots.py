@@ -18,7 +18,7 @@ from zlib import crc32
 MAX_LANES: Final = 1_024
 MAX_PRIORITY: Final = 9  # the lowest, and the default, is 0
 _CACHED_FILES: Final = 4_096
-_SKEWED: Final = 2  # a slot is skewed with so many times the rows of the mean
+_SKEWED: Final = 2  # times the mean: a slot with more rows is skewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def priorities_of(text: str) -> int:
 
 
 def valid_slots(text: object, layout: SlotLayout, rows: int) -> bool:
-    """Return whether a text describes the slots of so many rows."""
+    """Return whether a text describes the slots of a file with this number of rows."""
     if not isinstance(text, str) or not text.startswith(f"{layout.lanes}|"):
         return False
     try:

@@ -221,7 +221,7 @@ def sum_states(
     by_group: dict[int, dict[str, StateSum]] = {}
     values = (sums[name].to_pylist() for name in ("group", "state", *names))
     for group, state, *own in zip(*values, strict=True):
-        name = "" if state is None else _NAMES[state]  # no state of ours
+        name = "" if state is None else _NAMES[state]  # another writer's state
         by_group.setdefault(group, {})[name] = StateSum(*own)
     return by_group
 

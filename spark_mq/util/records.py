@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 50  # of a table
 MAX_TEXT: Final = 200  # characters of a value
-MAX_BYTES: Final = 32  # of a value that is no text
+MAX_BYTES: Final = 32  # of a value that isn't text
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def _macro(name: str) -> Any:
 
 
 def show(value: Any, name: str = "") -> str:
-    """Return the value of a field as text. Bytes that are no text become hex digits."""
+    """Return the value of a field as text. Other bytes than text become hex digits."""
     text = _text(value, name)
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
 

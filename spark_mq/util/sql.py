@@ -120,7 +120,7 @@ class Expression:
             kind = str(self._relation(empty, self._sql).types[0])
             if keeps_null and self._uses_value(empty):
                 self._sql = f"CASE WHEN value IS NOT NULL THEN ({self._sql}\n) END"
-        except (duckdb.Error, TypeError) as error:  # a TypeError for what is no Unicode
+        except (duckdb.Error, TypeError) as error:  # a TypeError for invalid Unicode
             raise self.refusal(self._without_values(error)) from None
         if kind not in types:
             raise self.refusal(f"its values are {kind}, and must be {' or '.join(types)}")
