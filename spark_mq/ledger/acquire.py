@@ -194,12 +194,11 @@ class _Search:
 def _find_readable(view: View, ledger: Ledger, request: AcquireRequest) -> _Search:
     """Lease messages of files without a known problem, and reject those of damaged files."""
     search, files, index = _Search(ledger), view.files, view.log
-    problems = (files.damaged, files.out_of_reach, files.unfinished)
     later, out_of_reach, error = ledger, 0, None  # only later has postponements
     while True:
         after, grant = acquire(later, index, view.now, view.settings, request)
         unsure = files.unsure(index, grant.ranges)
-        bad = [file for file in unsure if any(file.path in paths for paths in problems)]
+        bad = [file for file in unsure if files.has_problem(file.path)]
         if not bad and (grant.ranges or (grant.skipped and later is search.ledger)):
             search.ledger, search.unchecked = after, tuple(unsure)
             filtered = grant.skipped.get(FILTERED, 0)
@@ -230,7 +229,7 @@ def _files_ahead(view: View, before: Ledger, grant: Grant) -> Iterator[DataFile]
     index, last = view.log, grant.ranges[-1].last
     passed = sum(1 for _ in islice(index.paths_in(before.end_sequence + 1, last), MAX_AHEAD))
     for path, first in islice(index.paths_in(last + 1, index.last_sequence), passed):
-        if view.files.has_no_check(path):
+        if not (view.files.knows(path) or view.files.has_problem(path)):
             yield index.file_at(first)
 
 
@@ -363,7 +362,7 @@ def _is_leased(ledger: Ledger, message: int | None) -> bool:
 
 def _limit_to_unblocked(ledger: Ledger, request: AcquireRequest) -> tuple[AcquireRequest, str]:
     """Return the request up to the first blocked message, and why it ends there."""
-    blocked = ledger.find((BLOCKED,)) if BLOCKED in ledger.states else []
+    blocked = ledger.find((BLOCKED,))
     if not blocked:
         return request, ""
     first = ledger.range_at(blocked[0])

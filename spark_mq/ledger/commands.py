@@ -82,9 +82,8 @@ class FileProblems:
         """Return whether a lease needs no further check of a file."""
         return path in self.readable and (self.matches is None or path in self.matches)
 
-    def has_no_check(self, path: str) -> bool:
-        problems = (self.damaged, self.out_of_reach, self.unfinished)
-        return not self.knows(path) and not any(path in paths for paths in problems)
+    def has_problem(self, path: str) -> bool:
+        return path in self.damaged or path in self.out_of_reach or path in self.unfinished
 
 
 _NOTHING: Final = Needs()

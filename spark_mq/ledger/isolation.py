@@ -67,7 +67,7 @@ def is_last_attempt(r: Range, attempts: int | None) -> bool:
 
 
 def holds_leases(ledger: Ledger, worker_id: str) -> bool:
-    return LEASED in ledger.states and ledger.count((LEASED,), of_process(worker_id)) > 0
+    return ledger.count((LEASED,), of_process(worker_id)) > 0
 
 
 def holds_last_attempt(ledger: Ledger, worker_id: str, attempts: int | None) -> bool:
@@ -108,8 +108,6 @@ NOTHING_ISOLATED: Final = Isolation()
 
 def estimate_isolation(ledger: Ledger, rules: GroupSettings) -> Isolation:
     """Return the isolation of a group. Leases are assumed to be as large as those that failed."""
-    if AVAILABLE not in ledger.states:
-        return NOTHING_ISOLATED
     suspects = ledger.ranges_at(ledger.find((AVAILABLE,), ("suspect", "=", True)))
     if not suspects:
         return NOTHING_ISOLATED
@@ -284,7 +282,7 @@ def _due_rows(
     ledger: Ledger, due: Sequence[Condition], attempts: int | None
 ) -> dict[AcquireKind, list[int]]:
     # The rows of a large ledger take long to list, so an emptiness check does not list them.
-    if AVAILABLE not in ledger.states or ledger.minimum("first", (AVAILABLE,), *due) is None:
+    if ledger.minimum("first", (AVAILABLE,), *due) is None:
         return {SUSPECT: [], LAST: [], REST: []}
     if attempts is None:
         suspect = ledger.find((AVAILABLE,), *due, _SUSPECT)

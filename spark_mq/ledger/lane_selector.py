@@ -97,10 +97,8 @@ class LaneSelector:
         self._attempts = rules.attempts_before_isolation(request.reserved_attempts)
         # A stream has one lease at a time. Who names messages has chosen.
         self._minds_others = request.reserved_attempts == 0 and request.intervals is None
-        self._must_wait = (
-            self._minds_others
-            and LEASED in ledger.states
-            and holds_last_attempt(ledger, request.worker_id, self._attempts)
+        self._must_wait = self._minds_others and holds_last_attempt(
+            ledger, request.worker_id, self._attempts
         )
         if self._attempts == 1:
             budget.messages = min(1, budget.messages)
@@ -162,7 +160,7 @@ class LaneSelector:
             later = (AVAILABLE,), ("available_at", ">", self._now)
             if self._ledger.find((LEASED,)) or self._ledger.find(*later) or not self.has_due():
                 return Grant()
-            stopped = self._ledger.find((BLOCKED,)) if BLOCKED in self._ledger.states else []
+            stopped = self._ledger.find((BLOCKED,))
             blocked = blocked_by(self._ledger.range_at(stopped[0])) if stopped else ""
         full = self._full and self._may_read
         shares = self._shares

@@ -320,9 +320,8 @@ class Ledger:
         return cast(Sequence[int], view[array.offset : array.offset + len(array)])
 
     @cached_property
-    def states(self) -> frozenset[str]:
-        """Return the states that ranges may have. For a table these are all."""
-        return frozenset(STATES if self.rows is None else (r.state for r in self.rows))
+    def _states(self) -> frozenset[str]:
+        return frozenset(r.state for r in self.rows or ())
 
     @cached_property
     def end_sequence(self) -> int:
@@ -357,6 +356,8 @@ class Ledger:
         if self.rows is None:
             mask = self._mask(states, conditions)
             return cast(list[int], pc.indices_nonzero(mask).to_pylist())
+        if self._states.isdisjoint(states):
+            return []
         tests = _row_tests(conditions)
         return [row for row, r in enumerate(self.rows) if r[_STATE] in states and _passes(r, tests)]
 

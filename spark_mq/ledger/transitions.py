@@ -39,15 +39,12 @@ def expire_leases(
     ledger: Ledger, now: int, rules: GroupSettings, keep: Iterable[str] = ()
 ) -> Ledger:
     """Expire leases not in `keep`, and apply limits. Return `ledger` itself if nothing changed."""
-    rows: list[int] = []
-    if LEASED in ledger.states:
-        late: Condition = ("expires_at", "<", now - rules.clock_skew // MICROSECOND)
-        if rows := ledger.find((LEASED,), late):
-            ledger = without_lone_blame(ledger, rows)
-            rows = ledger.find((LEASED,), late)
-    if AVAILABLE in ledger.states:
-        rows += _exhausted_rows(ledger, rules)
-    if BLOCKED in ledger.states and rules.on_max_deliveries != "block":
+    late: Condition = ("expires_at", "<", now - rules.clock_skew // MICROSECOND)
+    if rows := ledger.find((LEASED,), late):
+        ledger = without_lone_blame(ledger, rows)
+        rows = ledger.find((LEASED,), late)
+    rows += _exhausted_rows(ledger, rules)
+    if rules.on_max_deliveries != "block":
         rows += ledger.find((BLOCKED,))
     if not rows:
         return ledger
