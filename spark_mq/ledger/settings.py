@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger import setting_checks
-from spark_mq.ledger.message_filter import Filters
+from spark_mq.ledger.message_filter import FILTERS
 from spark_mq.ledger.slots import MAX_LANES
 from spark_mq.util import setting_fields as kinds
 from spark_mq.util.clock import MICROSECOND
@@ -35,138 +35,138 @@ class GroupSettings(Settings):
     """
 
     visibility_timeout: timedelta = setting(
-        kinds.Duration(),
+        kinds.duration(),
         "60s",
         "How long a lease lasts unless its holder extends it. Its messages are due again after "
         "`clock_skew` more.",
     )
     max_delivery_attempts: int | None = setting(
-        kinds.Count("deliveries"), 5, "The most deliveries of a message, or None.", optional=True
+        kinds.count("deliveries"), 5, "The most deliveries of a message, or None.", optional=True
     )
     on_max_deliveries: str = setting(
-        kinds.Choice(("dead_letter", "drop", "block")),
+        kinds.choice("dead_letter", "drop", "block"),
         "dead_letter",
         'The end of a message past a limit. "drop" settles it. "block" stops deliveries after it '
         "until the owner calls `unblock`.",
     )
     on_reject: str = setting(
-        kinds.Choice(("dead_letter", "drop")),
+        kinds.choice("dead_letter", "drop"),
         "dead_letter",
         'The end of a rejected message. "drop" settles it.',
     )
     on_expired: str = setting(
-        kinds.Choice(("drop", "dead_letter")),
+        kinds.choice("drop", "dead_letter"),
         "drop",
         'The end of a message that is not leased before its `expires_at`. "dead_letter" makes it '
         "dead, with the reason `expired`.",
     )
     retry: str | tuple[timedelta, ...] = setting(
-        kinds.Growth(("exponential", "linear", "constant", "none")),
+        kinds.growth("exponential", "linear", "constant", "none"),
         "exponential",
         'How the delay after a nack grows with each failure. "exponential" doubles it, "linear" '
         'adds `retry_delay`, "constant" keeps it. With "none" the first failure of a message by '
         "itself is final. A list has the delays one by one, and the last one is kept.",
     )
     retry_delay: timedelta = setting(
-        kinds.Duration(zero=True),
+        kinds.duration(zero=True),
         "10s",
         "The delay after the first nack. Expired messages are due without a delay.",
     )
     max_retry_delay: timedelta = setting(
-        kinds.Duration(zero=True), "15m", "The longest delay before jitter, from `retry_delay` on."
+        kinds.duration(zero=True), "15m", "The longest delay before jitter, from `retry_delay` on."
     )
     retry_jitter: float = setting(
-        kinds.Fraction(),
+        kinds.FRACTION,
         0.1,
         "The greatest share of the delay to add. It is drawn once for each settle.",
     )
     max_failures: int | None = setting(
-        kinds.Count("failures"), None, "The most failures of a message. None for no limit."
+        kinds.count("failures"), None, "The most failures of a message. None for no limit."
     )
     max_retry_age: timedelta | None = setting(
-        kinds.Duration(), None, "The longest time since the first failure. None for no limit."
+        kinds.duration(), None, "The longest time since the first failure. None for no limit."
     )
     clock_skew: timedelta = setting(
-        kinds.Duration(zero=True),
+        kinds.duration(zero=True),
         "1s",
         "The margin after a deadline before another clock may expire the lease.",
     )
     max_in_flight: int | None = setting(
-        kinds.Count("messages"), None, "The most messages under lease. None for no limit."
+        kinds.count("messages"), None, "The most messages under lease. None for no limit."
     )
     max_in_flight_bytes: int | None = setting(
-        kinds.Size(),
+        kinds.SIZE,
         None,
         "The most bytes under lease, as `max_bytes` estimates them. A message that is larger is "
         "leased alone. None for no limit.",
     )
     rate_limit: Rate | None = setting(
-        kinds.Rates(),
+        kinds.rate(),
         None,
         "The most messages that are leased in a time. A redelivery counts, a replay of a stream's "
         "batch does not. None for no limit.",
     )
     byte_rate_limit: Rate | None = setting(
-        kinds.Rates(of_bytes=True),
+        kinds.rate(of_bytes=True),
         None,
         "The most bytes that are leased in a time, as `max_bytes` estimates them. None for no "
         "limit.",
     )
     rate_burst: timedelta = setting(
-        kinds.Duration(),
+        kinds.duration(),
         "1s",
         "How long a group that leases nothing saves up its rates, to lease as much at once.",
     )
     max_tracked_ranges: int = setting(
-        kinds.Count("ranges"), 200_000, "The ledger size that stops leases of unread messages."
+        kinds.count("ranges"), 200_000, "The ledger size that stops leases of unread messages."
     )
     breaker_threshold: int | None = setting(
-        kinds.Count("leases"),
+        kinds.count("leases"),
         5,
         "Leases of different messages that fail in a row until the breaker opens. None for no "
         "breaker.",
         optional=True,
     )
     breaker_reset_timeout: timedelta = setting(
-        kinds.Duration(),
+        kinds.duration(),
         "10s",
         "The wait before the first trial of an open breaker. It doubles with each failed trial.",
     )
     breaker_max_wait: timedelta = setting(
-        kinds.Duration(), "5m", "The longest wait before a trial."
+        kinds.duration(), "5m", "The longest wait before a trial."
     )
     order: str = setting(
-        kinds.Choice(("none", "key", "fair")),
+        kinds.choice("none", "key", "fair"),
         "none",
         '"key" delivers the messages of a key in order. "fair" divides each lease between the keys '
         "with due messages. The queue must have `lanes`.",
     )
     weights: Mapping[str, float] | None = setting(
-        kinds.Weights(),
+        kinds.WEIGHTS,
         None,
         'The shares of keys with `order="fair"`. A key without a weight has 1. None for equal '
         "shares.",
     )
     max_in_flight_per_key: int | None = setting(
-        kinds.Count("messages"),
+        kinds.count("messages"),
         None,
         "The most messages of a key under lease. Keys of one lane share it. Messages without a key "
         "have no limit. None for no limit.",
     )
     filter: Mapping[str, Any] | None = setting(
-        Filters(),
+        FILTERS,
         None,
         "Which messages the group gets. A lease skips the others. The key must begin with a "
         "`key_prefix`, and each named header must have one of its values. None for all messages.",
     )
     sink: str | None = setting(
-        kinds.Path(),
+        kinds.PATH,
         None,
         "The Delta table or queue to which `lease.append` writes each message once, after any "
         "crash. It is not a default for new groups. None for no sink.",
     )
     sink_key: str | None = setting(
-        kinds.Text(),
+        kinds.TEXT,
         None,
         "The ids of the queue and of its sink when the sink was set, and a new one.",
         argument=False,
@@ -240,58 +240,58 @@ class QueueSettings(Settings):
 
     group: GroupSettings = field(default_factory=GroupSettings)
     retention: timedelta = setting(
-        kinds.Duration(zero=True),
+        kinds.duration(zero=True),
         "7d",
         "How long a message is kept after its publish. It stays longer if a group has not settled "
         "it.",
     )
     hard_retention: timedelta | None = setting(
-        kinds.Duration(),
+        kinds.duration(),
         None,
         "How long a message is kept after its publish at most, settled or not. A group that loses "
         "messages gets `DataLossError`. None for no limit.",
     )
     history_retention: timedelta = setting(
-        kinds.Duration(), "30d", "How long `history/` keeps its rows."
+        kinds.duration(), "30d", "How long `history/` keeps its rows."
     )
     delivery_delay: timedelta | None = setting(
-        kinds.Duration(),
+        kinds.duration(),
         None,
         "The `deliver_at` of messages without their own, counted from the publish. None for no "
         "delay.",
     )
     message_ttl: timedelta | None = setting(
-        kinds.Duration(),
+        kinds.duration(),
         None,
         "The `expires_at` of messages without their own, counted from the publish. None for no "
         "expiry.",
     )
     dedup_window: timedelta | None = setting(
-        kinds.Duration(),
+        kinds.duration(),
         None,
         "How long a `dedup_id` counts after its publish. With None, and without a `dedup_until`, a "
         "message with one is refused.",
     )
     dedup_until: str = setting(
-        kinds.Choice((UNTIL_WINDOW, UNTIL_SETTLED, UNTIL_LEASED)),
+        kinds.choice(UNTIL_WINDOW, UNTIL_SETTLED, UNTIL_LEASED),
         UNTIL_WINDOW,
         'How long a `dedup_id` counts at least. "settled" is until all groups have settled its '
         'message, "leased" until the first group has leased it, "window" for the `dedup_window`.',
     )
     dedup_replaces: bool = setting(
-        kinds.Flag(), False, "Whether a message replaces an unleased one whose `dedup_id` counts."
+        kinds.FLAG, False, "Whether a message replaces an unleased one whose `dedup_id` counts."
     )
     group_expiry: timedelta | None = setting(
-        kinds.Duration(), None, "How long a group without a commit holds back the trim, or None."
+        kinds.duration(), None, "How long a group without a commit holds back the trim, or None."
     )
     lanes: int = setting(
-        kinds.Count("lanes", least=0, most=MAX_LANES),
+        kinds.count("lanes", least=0, most=MAX_LANES),
         0,
         'How many lanes the keys are hashed to. Groups need lanes for `order="key"`.',
         fixed="each message has its lane since its publish. Create another queue",
     )
     dead_letter_path: str | None = setting(
-        kinds.Path(),
+        kinds.PATH,
         None,
         'The path of the dead-letter queue. None for `dead_letters/` below the queue. "." is the '
         'queue itself, and "./name" a folder below it, which stays right if the queue moves.',
@@ -299,28 +299,28 @@ class QueueSettings(Settings):
         "create another one",
     )
     durable: bool = setting(
-        kinds.Flag(),
+        kinds.FLAG,
         True,
         "Whether local commits are synced to the disk before they are reported. Without it, a "
         "power cut may lose all that the system has not written yet. Object stores always sync.",
         fixed="each open handle chose how it writes when it was opened. Create another queue",
     )
     queue_id: str = setting(
-        kinds.Text(),
+        kinds.TEXT,
         "",
         "The id of the queue. Its dead letters carry it. A copy has the same one until `rehome`.",
         fixed="the dead letters of the queue carry it. Use rehome for a copy",
         argument=False,
     )
     home: str | None = setting(
-        kinds.Text(),
+        kinds.TEXT,
         None,
         "The path at which the queue was created. None in memory.",
         fixed="it is where the queue was created. Use rehome for a queue that was moved",
         argument=False,
     )
     former_ids: tuple[str, ...] = setting(
-        kinds.Texts(),
+        kinds.TEXTS,
         (),
         "The ids of the queues that this one is a copy of.",
         fixed="they follow from copies. Use rehome",

@@ -7,7 +7,7 @@ is a loop over :func:`settings_of`. ``ledger/settings.py`` lists them.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -30,6 +30,7 @@ from spark_mq.util.validation import (
     validate_text,
 )
 
+_MOST: Final = 2**63 - 1
 _T = TypeVar("_T")
 V_co = TypeVar("V_co", covariant=True)  # what a setting of a kind holds
 
@@ -42,186 +43,115 @@ def parse_number(text: str) -> float | str:
     return text
 
 
+def _as_given(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
 class Kind(Generic[V_co]):
-    """What values a setting may have."""
+    """What values a setting may have, and how they are typed, stored and shown."""
 
-    accepts: ClassVar[str]  # the annotation of an argument with such a value
-    decode: ClassVar[Any] = None  # the function that makes a value of JSON, if they differ
-
-    @property
-    def values(self) -> str:
-        """Return the valid values, for people."""
-        raise NotImplementedError
-
-    def check(self, name: str, value: Any) -> V_co:
-        """Return the clean value. Raise InvalidOption, which names option, value and fix."""
-        raise NotImplementedError
-
-    def parse(self, text: str) -> Any:
-        """Return what a person typed as a value for ``check``."""
-        return text
-
-    def encode(self, value: Any) -> Any:
-        """Return a value as JSON can hold it."""
-        return value
-
-    def show(self, value: Any) -> str:
-        return str(value)
+    accepts: str  # the annotation of an argument with such a value
+    values: str  # the valid ones, for people
+    check: Callable[[str, Any], V_co]
+    """Returns the clean value of an option. Raises InvalidOption, which names value and fix."""
+    parse: Callable[[str], Any] = _as_given  # makes what `check` takes of what a person typed
+    encode: Callable[[Any], Any] = _as_given  # makes what JSON can hold
+    decode: Callable[[Any], Any] = _as_given  # and back
+    show: Callable[[Any], str] = str
+    words: tuple[str, ...] = ()  # all that a person may type, if these are some words
 
 
-class _Number(Kind[V_co]):
-    def parse(self, text: str) -> float | str:
-        return parse_number(text)
+def _check_duration(name: str, value: Any, *, zero: bool) -> timedelta:
+    return timedelta(microseconds=validate_duration(name, value, zero=zero))
 
 
-@dataclass(frozen=True)
-class Duration(_Number[timedelta]):
-    """Durations. Tables store them in microseconds."""
-
-    zero: bool = False
-    accepts = "Duration"
-    decode = staticmethod(partial(timedelta, 0, 0))  # of microseconds
-
-    @property
-    def values(self) -> str:
-        return "a duration" if self.zero else "a duration above 0"
-
-    def check(self, name: str, value: Any) -> timedelta:
-        return timedelta(microseconds=validate_duration(name, value, zero=self.zero))
-
-    def encode(self, value: timedelta) -> int:
-        return value // MICROSECOND
-
-    def show(self, value: timedelta) -> str:
-        return show_duration(value)
+def _to_stored(duration: timedelta) -> int:
+    return duration // MICROSECOND
 
 
-@dataclass(frozen=True)
-class Count(_Number[int]):
-    """Whole numbers of a unit, such as messages."""
-
-    unit: str
-    least: int = 1
-    most: int = 2**63 - 1
-    accepts = "int"
-
-    @property
-    def values(self) -> str:
-        end = " or more" if self.most == Count.most else f" to {self.most:,}"
-        return f"{self.least}{end} {self.unit}"
-
-    def check(self, name: str, value: Any) -> int:
-        return validate_count(name, value, least=self.least, most=self.most)
+_from_stored: Final = partial(timedelta, 0, 0)  # of microseconds
 
 
-@dataclass(frozen=True)
-class Size(_Number[int]):
-    """Numbers of bytes."""
-
-    accepts = "int | str"
-    values = "bytes, such as 1000000 or `64m`"
-
-    def check(self, name: str, value: Any) -> int:
-        return validate_size(name, value)
+def duration(*, zero: bool = False) -> Kind[timedelta]:
+    values = "a duration" if zero else "a duration above 0"
+    check = partial(_check_duration, zero=zero)
+    return Kind("Duration", values, check, parse_number, _to_stored, _from_stored, show_duration)
 
 
-@dataclass(frozen=True)
-class Fraction(_Number[float]):
-    accepts = "float"
-    values = "0 to 1"
-
-    def check(self, name: str, value: Any) -> float:
-        return validate_fraction(name, value)
+def count(unit: str, *, least: int = 1, most: int = _MOST) -> Kind[int]:
+    """Return the kind of whole numbers of a unit, such as messages."""
+    end = " or more" if most == _MOST else f" to {most:,}"
+    check = partial(validate_count, least=least, most=most)
+    return Kind("int", f"{least}{end} {unit}", check, parse_number)
 
 
-@dataclass(frozen=True)
-class Choice(Kind[str]):
-    words: tuple[str, ...]
-    accepts = "str"
-
-    @property
-    def values(self) -> str:
-        *others, last = (f"`{word}`" for word in self.words)
-        return f"{', '.join(others)} or {last}"
-
-    def check(self, name: str, value: Any) -> str:
-        return validate_choice(name, value, self.words)
+SIZE: Final[Kind[int]] = Kind(
+    "int | str", "bytes, such as 1000000 or `64m`", validate_size, parse_number
+)
+FRACTION: Final[Kind[float]] = Kind("float", "0 to 1", validate_fraction, parse_number)
 
 
-@dataclass(frozen=True)
-class Growth(Kind[str | tuple[timedelta, ...]]):
-    """One of some words, or a list of durations."""
+def choice(*words: str) -> Kind[str]:
+    check = partial(validate_choice, choices=words)
+    return Kind("str", _listed(words), check, words=words)
 
-    words: tuple[str, ...]
-    accepts = "str | Sequence[Duration]"
 
-    @staticmethod
-    def decode(stored: Any) -> str | tuple[timedelta, ...]:
-        return stored if isinstance(stored, str) else tuple(map(Duration.decode, stored))
+def _listed(words: Sequence[str]) -> str:
+    *others, last = (f"`{word}`" for word in words)
+    return f"{', '.join(others)} or {last}"
 
-    @property
-    def values(self) -> str:
-        return f"{Choice(self.words).values}, or durations such as `10s, 1m, 1h`"
 
-    def check(self, name: str, value: Any) -> str | tuple[timedelta, ...]:
+def growth(*words: str) -> Kind[str | tuple[timedelta, ...]]:
+    """Return the kind of some words, or of a list of durations in their place."""
+    values = f"{_listed(words)}, or durations such as `10s, 1m, 1h`"
+
+    def check(name: str, value: Any) -> str | tuple[timedelta, ...]:
         if isinstance(value, str) and not re.search("[0-9]", value):
-            return validate_choice(name, value, self.words)
+            return validate_choice(name, value, words)
         given = value.split(",") if isinstance(value, str) else value
         if not isinstance(given, list | tuple) or not given:
-            raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
-        return tuple(Duration(zero=True).check(name, _stripped(duration)) for duration in given)
+            raise invalid(name, value, f"is not valid: use {values}".replace("`", "'"))
+        stripped = (each.strip() if isinstance(each, str) else each for each in given)
+        return tuple(_check_duration(name, each, zero=True) for each in stripped)
 
-    def encode(self, value: str | tuple[timedelta, ...]) -> str | list[int]:
-        return value if isinstance(value, str) else [duration // MICROSECOND for duration in value]
+    def encode(value: str | tuple[timedelta, ...]) -> str | list[int]:
+        return value if isinstance(value, str) else list(map(_to_stored, value))
 
-    def show(self, value: str | tuple[timedelta, ...]) -> str:
+    def decode(stored: str | list[int]) -> str | tuple[timedelta, ...]:
+        return stored if isinstance(stored, str) else tuple(map(_from_stored, stored))
+
+    def show(value: str | tuple[timedelta, ...]) -> str:
         return value if isinstance(value, str) else ", ".join(map(show_duration, value))
 
-
-def _stripped(given: Any) -> Any:
-    return given.strip() if isinstance(given, str) else given
+    return Kind("str | Sequence[Duration]", values, check, encode=encode, decode=decode, show=show)
 
 
-@dataclass(frozen=True)
-class Flag(Kind[bool]):
-    accepts = "bool"
-    values = "`True` or `False`"
-
-    def check(self, name: str, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise invalid(name, value, "is not a flag: use True or False")
-        return value
-
-    def parse(self, text: str) -> bool | str:
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        return words.get(text.lower(), text)
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise invalid(name, value, "is not a flag: use True or False")
+    return value
 
 
-@dataclass(frozen=True)
-class Text(Kind[str]):
-    accepts = "str"
-    values = "text"
-
-    def check(self, name: str, value: Any) -> str:
-        return validate_text(name, value)
+def _parse_flag(text: str) -> bool | str:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    return words.get(text.lower(), text)
 
 
-class Path(Text):
-    accepts = "str | os.PathLike[str]"
-    values = "a path or a URI"
+FLAG: Final[Kind[bool]] = Kind(
+    "bool", "`True` or `False`", _check_flag, _parse_flag, words=("true", "false")
+)
+TEXT: Final[Kind[str]] = Kind("str", "text", validate_text)
+PATH: Final[Kind[str]] = Kind("str | os.PathLike[str]", "a path or a URI", validate_text)
 
 
-@dataclass(frozen=True)
-class Texts(Kind[tuple[str, ...]]):
-    accepts = "tuple[str, ...]"
-    values = "texts"
-    decode = tuple
+def _check_texts(name: str, value: Any) -> tuple[str, ...]:
+    return tuple(validate_text(name, text) for text in value)
 
-    def check(self, name: str, value: Any) -> tuple[str, ...]:
-        return tuple(validate_text(name, text) for text in value)
 
-    def encode(self, value: tuple[str, ...]) -> list[str]:
-        return list(value)
+TEXTS: Final[Kind[tuple[str, ...]]] = Kind(
+    "tuple[str, ...]", "texts", _check_texts, encode=list, decode=tuple
+)
 
 
 class Rate(str):
@@ -251,74 +181,70 @@ class Rate(str):
 _PERIODS: Final = {1_000_000: "s", 60_000_000: "m", 3_600_000_000: "h", 86_400_000_000: "d"}
 
 
-@dataclass(frozen=True)
-class Rates(Kind[Rate]):
-    """Rates of messages, or of bytes."""
+def rate(*, of_bytes: bool = False) -> Kind[Rate]:
+    """Return the kind of rates of messages, or of bytes."""
+    examples = ("10m/s", "1g/h") if of_bytes else ("100/s", "5000/h", "3/10s")
+    values = f"a rate, such as {', '.join(f'`{example}`' for example in examples)}"
 
-    of_bytes: bool = False
-    accepts = "str"
-    decode = staticmethod(lambda stored: Rate(*stored))
-
-    @property
-    def values(self) -> str:
-        return f"a rate, such as {', '.join(f'`{example}`' for example in self._examples)}"
-
-    @property
-    def _examples(self) -> tuple[str, ...]:
-        return ("10m/s", "1g/h") if self.of_bytes else ("100/s", "5000/h", "3/10s")
-
-    def check(self, name: str, value: Any) -> Rate:
+    def check(name: str, value: Any) -> Rate:
         if isinstance(value, Rate):
             return value
-        amount, slash, period = str(value).partition("/")
-        shown = " or ".join(map(repr, self._examples))
+        amount, _, period = str(value).partition("/")
         period = period.strip()
-        if not isinstance(value, str) or not slash:
-            raise invalid(name, value, f"is not a rate: use text like {shown}")
         try:
-            units = validate_size(name, amount) if self.of_bytes else int(amount)
-            if period[-1:].isdigit():  # of what unit
-                raise ValueError(period)
+            if not isinstance(value, str) or period[-1:].isdigit():  # of what unit
+                raise ValueError(value)
+            units = validate_size(name, amount) if of_bytes else int(amount)
             text = f"1{period}" if period in _PERIODS.values() else period
             per = validate_duration(name, text)
-        except (InvalidOption, ValueError):
+        except ValueError:  # InvalidOption is one
             units = per = 0
         if units < 1:
+            shown = " or ".join(map(repr, examples))
             raise invalid(name, value, f"is not a rate: use text like {shown}")
         return Rate(units, per)
 
-    def encode(self, value: Rate) -> list[int]:
-        return [value.amount, value.per]
+    return Kind(
+        "str",
+        values,
+        check,
+        encode=lambda value: [value.amount, value.per],
+        decode=lambda stored: Rate(*stored),
+    )
 
 
-@dataclass(frozen=True)
-class Weights(Kind[Mapping[str, float]]):
-    """Weights by key, which a person types as ``gold=4, silver=2``."""
+_MOST_WEIGHTS: Final = 100  # keys, because each commit of a ledger has the settings
+_WEIGHTS: Final = (
+    "a weight from 0.01 to 100 for each of up to 100 keys, such as `gold=4, silver=0.5`"
+)
 
-    most: int = 100  # keys, because each commit of a ledger has the settings
-    accepts = "Mapping[str, float] | str"
-    values = "a weight from 0.01 to 100 for each of up to 100 keys, such as `gold=4, silver=0.5`"
 
-    def check(self, name: str, value: Any) -> dict[str, float]:
-        if isinstance(value, str):
-            value = dict(pair.strip().rpartition("=")[::2] for pair in value.split(","))
-        named = isinstance(value, Mapping) and "" not in value
-        if not named or not 0 < len(value) <= self.most:
-            raise invalid(name, value, f"is not valid: use {self.values}".replace("`", "'"))
-        return {
-            validate_text(name, key): self._weight(name, key, each) for key, each in value.items()
-        }
+def _check_weights(name: str, value: Any) -> dict[str, float]:
+    """Return weights by key, which a person types as ``gold=4, silver=2``."""
+    if isinstance(value, str):
+        value = dict(pair.strip().rpartition("=")[::2] for pair in value.split(","))
+    named = isinstance(value, Mapping) and "" not in value
+    if not named or not 0 < len(value) <= _MOST_WEIGHTS:
+        raise invalid(name, value, f"is not valid: use {_WEIGHTS}".replace("`", "'"))
+    return {validate_text(name, key): _weight(name, key, each) for key, each in value.items()}
 
-    def _weight(self, name: str, key: str, value: Any) -> float:
-        weight = parse_number(value.strip()) if isinstance(value, str) else plain_number(value)
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            weight = 0
-        if not 0.01 <= weight <= 100:
-            raise invalid(name, {key: value}, "is not a weight: use a number from 0.01 to 100")
-        return weight
 
-    def show(self, value: Mapping[str, float]) -> str:
-        return ", ".join(f"{key}={weight:g}" for key, weight in value.items())
+def _weight(name: str, key: str, value: Any) -> float:
+    weight = parse_number(value.strip()) if isinstance(value, str) else plain_number(value)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        weight = 0
+    if not 0.01 <= weight <= 100:
+        raise invalid(name, {key: value}, "is not a weight: use a number from 0.01 to 100")
+    return weight
+
+
+def _show_weights(value: Mapping[str, float]) -> str:
+    return ", ".join(f"{key}={weight:g}" for key, weight in value.items())
+
+
+WEIGHTS: Final[Kind[Mapping[str, float]]] = Kind(
+    "Mapping[str, float] | str", _WEIGHTS, _check_weights, show=_show_weights
+)
 
 
 @dataclass(frozen=True)
@@ -355,8 +281,7 @@ class Setting:
         return None if value is None else self.kind.encode(value)
 
     def decode(self, stored: Any) -> Any:
-        decode = self.kind.decode
-        return stored if stored is None or decode is None else decode(stored)
+        return None if stored is None else self.kind.decode(stored)
 
     def show(self, value: Any) -> str:
         return "None" if value is None else self.kind.show(value)

@@ -15,7 +15,7 @@ from support.blocks import ROOT
 
 pytestmark = pytest.mark.slow  # each change is tried in a process of its own
 
-FIELD = """    {name}: timedelta = setting(kinds.Duration(), "9s", "How long a {owner} naps.")
+FIELD = """    {name}: timedelta = setting(kinds.duration(), "9s", "How long a {owner} naps.")
 
 """
 PAGE = """

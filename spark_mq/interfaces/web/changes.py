@@ -21,7 +21,7 @@ from spark_mq.interfaces.web.message_pages import (
 from spark_mq.interfaces.web.view import LETTER_FIELDS, TABS, Forbidden, View, href, render
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.maintenance.condition import LetterFilter
-from spark_mq.util.setting_fields import Choice, Flag, settings_of
+from spark_mq.util.setting_fields import settings_of
 from spark_mq.util.show import number_in, show_sequence, show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import parse_until, validate_choice, validate_position
@@ -89,10 +89,9 @@ def _offered(view: View) -> Mapping[str, Any]:
         return {"settings": asdict(group.settings), "setting": None}
     name = validate_choice("setting", given, _SETTINGS)
     setting, before = _SETTINGS[name], getattr(group.settings, name)
-    words: tuple[str, ...] = ()
-    if isinstance(setting.kind, Choice | Flag):
-        words = getattr(setting.kind, "words", ("true", "false"))
-        words = (*words, "none") if setting.optional else words
+    words = setting.kind.words
+    if words and setting.optional:
+        words = (*words, "none")
     shown = "none" if before is None else setting.kind.show(before)
     return {
         "setting": name,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq import GroupSettings
-from spark_mq.ledger.message_filter import Filters, filter_id
+from spark_mq.ledger.message_filter import FILTERS, filter_id
 from spark_mq.ledger.selection import RowRuns
 
-KIND = Filters()
+KIND = FILTERS
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.ledger.message_filter import Filters
+from spark_mq.ledger.message_filter import FILTERS
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet.lease_columns import match_rows, matching_rows
 
@@ -62,7 +62,7 @@ filters = st.fixed_dictionaries(
 def test_rows_match_as_in_plain_python(
     given_rows: list[Row], wanted: dict[str, Any], start: int
 ) -> None:
-    wanted = Filters().check("filter", wanted)
+    wanted = FILTERS.check("filter", wanted)
     found = matching_rows(table(given_rows).slice(start), wanted)
     assert found.to_pylist() == [wants(wanted, row) for row in given_rows[start:]]
 
