@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeVar
 
 from spark_mq.errors import CorruptLog, SparkMQError
 from spark_mq.ledger.data_files import DataFile
+from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Ledger, Range
-from spark_mq.ledger.selection import RowRuns
 from spark_mq.ledger.settings import GroupSettings
 
 R = TypeVar("R")

@@ -30,8 +30,13 @@ from spark_mq.ledger.isolation import (
     settled_since,
 )
 from spark_mq.ledger.key_order import claims_on_lanes, held_lanes, is_ordered, leases_held
-from spark_mq.ledger.lane_shares import LaneShares, SharedWalk, divides_lanes
-from spark_mq.ledger.lane_walk import Candidates, LaneWalk, OneLaneWalk, OrderedWalk
+from spark_mq.ledger.lane_walk import (
+    LaneShares,
+    LaneWalk,
+    OneLaneWalk,
+    OrderedWalk,
+    SharedWalk,
+)
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -49,6 +54,7 @@ from spark_mq.ledger.schedule import TimeSplit, add_scheduled, split_by_time
 from spark_mq.ledger.selection import (
     OTHER_GROUP,
     AcquireRequest,
+    Candidates,
     Grant,
     SelectedPiece,
     Selection,
@@ -116,7 +122,8 @@ class LaneSelector:
         self._full = _is_full(ledger, now, rules)
         self._priorities = index.priorities_after(ledger.head.start_sequence)
         self._ordered = is_ordered(index, rules)
-        divides = not self._ordered and divides_lanes(index, rules)
+        divides = rules.order == "fair" or rules.max_in_flight_per_key is not None
+        divides = divides and index.layout.lanes > 0 and not self._ordered
         self._shares = LaneShares(ledger, index, rules) if divides else None
         self._candidates = Candidates(
             ledger, index, now=now, cutoff=cutoff, end=end, ordered=self._ordered, named=named

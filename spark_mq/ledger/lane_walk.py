@@ -1,4 +1,4 @@
-"""Take the candidates of a lease whose slots are open, in order.
+"""Take the candidates of a lease whose slots are open, in order or by shares of lanes.
 
 Candidates are the ranges that wait, then the unread messages. A slot is open if no earlier message
 of it must be delivered first, and if no other lease holds its lane.
@@ -6,121 +6,37 @@ of it must be delivered first, and if no other lease holds its lane.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from functools import reduce
+from functools import cached_property, reduce
+from heapq import merge
 from itertools import repeat
 from operator import attrgetter, itemgetter, or_
 from typing import Final
 
-from spark_mq.ledger.budget import Budget
-from spark_mq.ledger.intervals import Interval, split_at
+from spark_mq.ledger.budget import MAX_IN_FLIGHT_PER_KEY, Budget
+from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, UNREAD, Ledger, Range
-from spark_mq.ledger.schedule import split_by_time
-from spark_mq.ledger.selection import Selection
-from spark_mq.ledger.slots import FileSlots, lowest_of
+from spark_mq.ledger.ranges import LEASED, Ledger
+from spark_mq.ledger.selection import MAX_PIECES, Candidates, Part, Selection
+from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.slots import FileSlots, lowest_of, numbers_in
+from spark_mq.util.show import show_some
 
-Part = tuple[int, int, int]
-"""The first and last sequence of messages, and the slots that they close.
-
-No slots stand for messages that a lease may take. Only those that it may not take close slots.
-"""
 FilePiece = tuple[int, FileSlots, int, int]
 """The first sequence of a file, its slots, and the first and last row of a part of it."""
 Visit = tuple[int, int]
 """The slots that a walk takes from, and the first sequence that it looks at."""
 
-_CHUNK: Final = 500  # rows whose slots are looked up at once
 _first_of: Final = attrgetter("first")
-
-
-class Candidates:
-    """The messages up to `end` that a lease may take, of `named` intervals alone if it is given.
-
-    In an `ordered` group, all others that wait close their slots. Instants are microseconds.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        index: MessageIndex,
-        *,
-        now: int,
-        cutoff: int,
-        end: int,
-        ordered: bool,
-        named: Sequence[Interval] | None = None,
-    ) -> None:
-        self.ledger, self.index, self.end = ledger, index, end
-        self._now, self._cutoff, self.named = now, cutoff, named
-        self.unread_from = ledger.end_sequence + 1
-        self._closing = ledger.find((AVAILABLE, BLOCKED)) if ordered else None
-
-    def with_slots(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield rows and their slots. In an ordered group, these are all rows that close slots."""
-        firsts, lasts = self.ledger.first_sequences, self.ledger.last_sequences
-        rows = rows if self._closing is None else self._closing
-        for at in range(0, len(rows), _CHUNK):
-            some = rows[at : at + _CHUNK]
-            yield from zip(some, self.index.slots_of(firsts, lasts, some), strict=True)
-
-    def slots_in(self, rows: Sequence[int]) -> int:
-        ledger = self.ledger
-        slots = self.index.slots_of(ledger.first_sequences, ledger.last_sequences, rows)
-        return reduce(or_, slots, 0)
-
-    def open_in(self, row: int, slots: int, is_open: int) -> int:
-        """Return the open slots of a row from which a lease may take messages."""
-        if self.named is None:
-            return slots & is_open
-        open_slots, ledger = 0, self.ledger
-        no_lane = self.index.layout.without_lane
-        for low, high, closed in self.of_row(row, ledger.first_sequences[row]):
-            if closed:
-                is_open &= ~closed | no_lane
-            else:
-                open_slots |= self.index.slots_in(low, high) & is_open
-        return open_slots
-
-    def of_row(self, row: int, first: int) -> Iterable[Part]:
-        """Return the parts of a row from a sequence on."""
-        return self._parts(first, self.ledger.last_sequences[row])
-
-    def of_unread(self, first: int, last: int) -> Iterable[Part]:
-        """Return the parts of unread messages, which lie in one file if some of them have times."""
-        timed = self.index.has_times(first, last)
-        return self._by_time(first, last) if timed else self._parts(first, last)
-
-    def _by_time(self, first: int, last: int) -> Iterator[Part]:
-        unread = Range(first, last, UNREAD, last - first + 1)
-        split = split_by_time(unread, self.index, self._now, self._cutoff)
-        later = {r.first for r in split.later}
-        for r in sorted((*split.due, *split.later), key=_first_of):
-            parts = self._closed if r.first in later else self._parts
-            yield from parts(r.first, r.last)
-
-    def _parts(self, first: int, last: int) -> Iterable[Part]:
-        if self.named is None and last <= self.end:
-            return ((first, last, 0),)
-        return self._split(first, last)
-
-    def _split(self, first: int, last: int) -> Iterator[Part]:
-        """Split messages into those that a lease may take, and those that only close slots."""
-        end = min(last, self.end)
-        named = ((first, end),) if self.named is None else self.named
-        for is_named, low, high in split_at(named, first, end):
-            if is_named:
-                yield low, high, 0
-            else:
-                yield from self._closed(low, high)
-        if last > end:
-            yield from self._closed(end + 1, last)
-
-    def _closed(self, first: int, last: int) -> Iterator[Part]:
-        """Yield messages that a lease may not take, if that closes their slots."""
-        if self._closing is not None and (slots := self.index.slots_in(first, last)):
-            yield first, last, slots
+BURSTS: Final = 16
+"""Bursts in one lease. There aren't more, because each becomes some ranges of the ledger."""
+MAX_ROUNDS: Final = 4
+"""Rounds in which lanes with few messages leave the rest to others. Then the oldest go first."""
+_ALL: Final = 1 << 62
+_SHOWN: Final = 3  # lanes that a reason names
+_UNIT: Final = 1 << 20  # of virtual time: the distance of single messages of weight 1
 
 
 class LaneWalk:
@@ -150,7 +66,6 @@ class LaneWalk:
     def _visits(
         self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool
     ) -> Iterable[Visit]:
-        """Yield what to visit for the messages of some slots."""
         return ((slots, 0),)
 
     def _visit(self, visit: Visit, rows: Sequence[int], *, reads: bool) -> None:
@@ -197,7 +112,7 @@ class LaneWalk:
         return self.candidates.with_slots(rows)
 
     def _unread_files(self, first: int, last: int) -> Iterable[Sequence[int]]:
-        """Yield the bounds of unread files that may have messages of the priority of a visit."""
+        """Yield the bounds of unread files that may have messages for a visit."""
         priority = self._index.layout.priorities_in(self._open).bit_length() - 1
         return self._index.files_with(priority, first, last)
 
@@ -363,3 +278,192 @@ class _HotSlots:
         self.quota = None
         self._deferred.clear()
         return sorted(visits, key=itemgetter(1))
+
+
+class LaneShares:
+    """What one lease may take of each lane: by weight in a fair group, and within a key's limit.
+
+    A lane is a number, which is that of the queue's lanes for messages without a key. These have no
+    limit, and share as one lane of weight 1.
+
+    The shares follow a virtual time, as in weighted fair queueing. Each lane gets a burst of
+    messages at equal distances of it, which are shorter for a greater weight. A lease gets the next
+    bursts of the lanes with due messages, and moves the time on. So the ledger keeps one number for
+    all lanes, and a lane without messages saves up nothing.
+    """
+
+    def __init__(self, ledger: Ledger, index: MessageIndex, rules: GroupSettings) -> None:
+        self._layout, self._limit = index.layout, rules.max_in_flight_per_key
+        self._width = index.layout.width
+        self.fair_time = ledger.head.fair_time if rules.order == "fair" else None
+        self._weights: dict[int | None, float] = {}
+        for key, weight in (rules.weights or {}).items():
+            lane = index.layout.lane(key)
+            self._weights[lane] = max(weight, self._weights.get(lane, 0))
+        self._held: dict[int, int] = {}  # messages under lease by lane
+        if self._limit is not None:
+            for r in ledger.ranges_at(ledger.find((LEASED,))):
+                for slot, first, last in index.slot_runs(r.first, r.last):
+                    self._hold(slot, last - first + 1)
+        self._divided = False
+        self._portions: dict[int, int] = {}  # what is left of a divided lease, by slot
+
+    def _hold(self, slot: int, messages: int) -> None:
+        lane = slot % self._width
+        self._held[lane] = self._held.get(lane, 0) + messages
+
+    @property
+    def full_lanes(self) -> int:
+        limit = self._limit
+        if limit is None:
+            return 0
+        lanes = (lane for lane, held in self._held.items() if held >= limit)
+        return sum(1 << lane for lane in lanes if lane != self._layout.lanes)
+
+    def why_full(self) -> str:
+        """Return the reason why the group leases nothing if its due lanes are at their limit."""
+        lanes = [f"lane {lane}" for lane in numbers_in(self.full_lanes)]
+        shown = show_some(lanes, _SHOWN)
+        return f"{MAX_IN_FLIGHT_PER_KEY}: {self._limit} leased of each key in {shown}"
+
+    def left(self, slot: int) -> int:
+        """Return how many more messages of a slot the lease may have."""
+        most, lane = self._portions.get(slot, 0) if self._divided else _ALL, slot % self._width
+        if self._limit is None or lane == self._layout.lanes:
+            return most
+        return min(most, self._limit - self._held.get(lane, 0))
+
+    def take(self, slot: int, messages: int) -> None:
+        if self._divided:
+            self._portions[slot] -= messages
+        if self._limit is not None:
+            self._hold(slot, messages)
+
+    def rounds(self, due: int, budget: Budget, expected: int, *, fair: bool) -> Iterator[int]:
+        """Yield sets of slots from which the caller takes what is `left` of each, meanwhile.
+
+        `due` are the slots of one priority that have messages. The lease is `expected` to have so
+        many messages. A limit of bytes may end it at any message. So each turn is a round then, and
+        a slot that gets nothing keeps its turn.
+        """
+        due &= ~self._layout.of_lanes(self.full_lanes)
+        self._divided = fair and self.fair_time is not None
+        burst, in_turn = max(1, expected // BURSTS), budget.bytes is not None
+        rounds = (MAX_ROUNDS - 1) * (BURSTS if in_turn else 1) if self._divided else 0
+        for _ in range(rounds):
+            if not due or budget.messages < 1:
+                return
+            before, messages = self.fair_time, min(budget.messages, burst if in_turn else expected)
+            self._portions = self._divide(numbers_in(due), messages, burst)
+            given = {slot: self.left(slot) for slot in self._portions}
+            yield sum(1 << slot for slot in given)
+            rest = {slot: self.left(slot) for slot in given}
+            if budget.out_of_bytes and rest == given:
+                self.fair_time = before
+            # The others have no more messages, or are at their limit.
+            due &= ~sum(1 << slot for slot, some in rest.items() if some)
+            due &= ~self._layout.of_lanes(self.full_lanes)
+        self._divided = False
+        yield due
+
+    def _divide(self, slots: list[int], messages: int, burst: int) -> dict[int, int]:
+        """Return the slots that get messages, and how many. Move the virtual time on."""
+        shares = dict[int, int]()
+        by_weight: dict[float, list[int]] = {1.0: slots}
+        if self._weights:
+            by_weight.clear()
+            for slot in slots:
+                weight = self._weights.get(slot % self._width, 1.0)
+                by_weight.setdefault(weight, []).append(slot)
+        turns = (self._turns(alike, weight / burst) for weight, alike in by_weight.items())
+        for at, slot in merge(*turns):
+            some = min(burst, messages)
+            shares[slot] = shares.get(slot, 0) + some
+            self.fair_time, messages = at, messages - some
+            if not messages:
+                break
+        return shares
+
+    def _turns(self, slots: list[int], rate: float) -> Iterator[tuple[int, int]]:
+        """Yield the instants of virtual time at which slots get a burst, from now on, for ever."""
+        # All lanes of a rate have their turns in the order of their numbers. The number of the lane
+        # makes each instant another one.
+        width, period = self._width, max(1, int(_UNIT / rate))
+        start, time = self.fair_time or 0, period * self._width
+        phases = [(period * (lane := slot % width) // width) * width + lane for slot in slots]
+        cycle, at = divmod(start, time)
+        first = bisect_right(phases, at)
+        while True:
+            for place in range(first, len(slots)):
+                yield cycle * time + phases[place], slots[place]
+            first, cycle = 0, cycle + 1
+
+
+class SharedWalk(LaneWalk):
+    """Take the share of each lane. Lanes with fewer messages leave the rest to others."""
+
+    def __init__(
+        self, candidates: Candidates, selection: Selection, is_open: int, shares: LaneShares
+    ) -> None:
+        super().__init__(candidates, selection, is_open)
+        self._shares = shares
+        self._max_pieces = MAX_PIECES  # of a slot
+        self._pieces: dict[int, int] = {}  # by slot
+        self._goes_on: dict[int, int] = {}  # where a slot goes on, by slot
+
+    @property
+    def fair_time(self) -> int | None:  # type: ignore[override]
+        return self._shares.fair_time
+
+    def _visits(
+        self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool
+    ) -> Iterator[Visit]:
+        candidates, budget = self.candidates, self.selection.budget
+        unread_from, end = candidates.unread_from, candidates.end
+        start = unread_from if reads else end
+        if rows:
+            start = candidates.ledger.first_sequences[rows[0]]
+        expected = budget.expected(start, end)
+        due = candidates.slots_in(rows)
+        if reads:
+            due = reduce(or_, (present for *_, present in self._unread_blocks), due)
+        due &= slots
+        # Otherwise the pieces of one lane could use up those of a fair lease.
+        lanes = 1 if self.fair_time is None else max(1, due.bit_count())
+        self._max_pieces = max(1, MAX_PIECES // lanes)
+        self._goes_on.clear()
+        self._pieces.clear()
+        for wanted in self._shares.rounds(due, budget, expected, fair=not all_lanes):
+            yield wanted, 0
+
+    @cached_property
+    def _unread_blocks(self) -> list[tuple[int, int, int]]:
+        """Return the bounds and slots of neighbouring unread files, which each round visits."""
+        return list(self._index.blocks(self.candidates.unread_from, self.candidates.end))
+
+    def _unread_files(self, first: int, last: int) -> Iterator[Sequence[int]]:
+        return (block for block in self._unread_blocks if block[2] & self._open)
+
+    def _take_part(self, row: int | None, first: int, last: int) -> None:
+        for start, end, present in self._index.blocks(first, last):
+            if not present & self._open:
+                continue
+            for begins, slots, low, high in self._index.pieces_with_slots(start, end):
+                for slot, run_low, run_high in slots.runs_of(self._open, low, high):
+                    if self.selection.full or not self._open:
+                        return
+                    self._take_share(row, begins, slot, (begins + run_low, begins + run_high))
+
+    def _take_share(self, row: int | None, begins: int, slot: int, run: Interval) -> None:
+        """Take from a run of a file what is left of the share of its slot."""
+        first, shares = max(run[0], self._goes_on.get(slot, 0)), self._shares
+        if first > run[1]:
+            return
+        before = len(self.selection.taken)
+        left = shares.left(slot)
+        taken, last_seen = self.selection.take(row, begins, (first, run[1]), left)
+        pieces = self._pieces.get(slot, 0) + len(self.selection.taken) - before
+        self._pieces[slot], self._goes_on[slot] = pieces, last_seen + 1
+        shares.take(slot, taken)
+        if not shares.left(slot) or pieces >= self._max_pieces:
+            self._open &= ~(1 << slot)

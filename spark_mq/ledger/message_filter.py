@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_mq.util.setting_fields import Kind
@@ -112,3 +115,23 @@ FILTERS: Final[Kind[Mapping[str, Any]]] = Kind(
 def filter_id(wanted: Mapping[str, Any]) -> str:
     """Return a text that only equal filters share."""
     return json.dumps(wanted, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRuns:
+    """The rows of a data file in runs, of which every other one matches a filter."""
+
+    ends: array[int]  # the row after each run
+    first_matches: bool
+
+    @property
+    def all_match(self) -> bool:
+        return self.first_matches and len(self.ends) == 1
+
+    def between(self, low: int, high: int) -> Iterator[tuple[bool, int, int]]:
+        """Yield whether each run matches, and its first and last row, in order."""
+        at = bisect_right(self.ends, low)
+        while low <= high:
+            end = min(self.ends[at] - 1, high)
+            yield (at % 2 == 0) is self.first_matches, low, end
+            low, at = end + 1, at + 1

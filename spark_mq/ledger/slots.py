@@ -97,6 +97,15 @@ def lowest_of(numbers: int, most: int) -> int:
     return numbers & ~rest
 
 
+def numbers_in(slots: int) -> list[int]:
+    """Return the numbers of a set of slots, in order."""
+    if not slots:
+        return []
+    lowest = (slots & -slots).bit_length() - 1
+    bits = reversed(f"{slots >> lowest:b}")
+    return [number for number, bit in enumerate(bits, lowest) if bit == "1"]
+
+
 @lru_cache
 def _each_priority(width: int) -> int:
     """Return the set of the first slot of each priority."""

@@ -17,10 +17,9 @@ from typing import Any, Final
 from spark_mq.delta.store_errors import to_storage_error, wrap_store_errors
 from spark_mq.errors import SparkMQError, StorageError
 from spark_mq.ledger.commands import FileProblems
-from spark_mq.ledger.message_filter import filter_id
+from spark_mq.ledger.message_filter import RowRuns, filter_id
 from spark_mq.ledger.message_index import DataFile, FileSlice, MessageIndex
 from spark_mq.ledger.ranges import Range
-from spark_mq.ledger.selection import RowRuns
 from spark_mq.parquet.lease_columns import match_rows
 from spark_mq.parquet.reader import verify_slice
 from spark_mq.storage.message_table import MessageTable

@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.ledger.message_filter import HEADER, KEY_PREFIX
+from spark_mq.ledger.message_filter import HEADER, KEY_PREFIX, RowRuns
 from spark_mq.ledger.message_index import DeliveryTimes, FileSlice, TimedRun
-from spark_mq.ledger.selection import RowRuns
 from spark_mq.ledger.slots import MAX_PRIORITY, SlotLayout, encode_slots
 from spark_mq.parquet.files import read_unless_damaged
 from spark_mq.parquet.reader import MessageReader

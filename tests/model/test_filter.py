@@ -19,9 +19,9 @@ from support.rule_variants import gets, instead, returns, rule_variant, then
 from support.slot_files import LANES, file_of
 
 from spark_mq.ledger.commands import FileProblems
+from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.ledger.selection import RowRuns
 
 from .mutants import Mutant
 from .reference import ReferenceGroup, ReferenceMessage

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq import GroupSettings
-from spark_mq.ledger.message_filter import FILTERS, filter_id
-from spark_mq.ledger.selection import RowRuns
+from spark_mq.ledger.message_filter import FILTERS, RowRuns, filter_id
 
 KIND = FILTERS
 
