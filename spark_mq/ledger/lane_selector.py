@@ -145,14 +145,6 @@ class LaneSelector:
         return LaneWalk(candidates, selection, is_open)
 
     @property
-    def _all_are_available(self) -> bool:
-        """Return whether a lease may begin with any message that is due."""
-        if self._walk.alike:
-            return True
-        is_open = self._walk.all_open == self._index.layout.everything
-        return is_open and self._priorities == 1 and not self._ordered
-
-    @property
     def _reads(self) -> bool:
         return self._may_read and not self._full
 
@@ -183,7 +175,7 @@ class LaneSelector:
         """
         if self._must_wait:
             return None
-        available = None if self._all_are_available else self._find_available()
+        available = self._find_available()
         passes_over, above = False, None
         for priority in range(self._priorities.bit_length() - 1, -1, -1):
             if not self._priorities >> priority & 1:
@@ -207,10 +199,13 @@ class LaneSelector:
             return None
         return self._grant(passes_over=passes_over)
 
-    def _find_available(self) -> dict[int, int]:
-        """Return the due rows that a lease could begin with, and their available slots."""
-        available, is_open = dict[int, int](), self._walk.all_open
-        due = set(self._due.rows())
+    def _find_available(self) -> dict[int, int] | None:
+        """Return the due rows that a lease could begin with, and their open slots. None for all."""
+        walk, is_open = self._walk, self._walk.all_open
+        all_open = is_open == self._index.layout.everything
+        if walk.alike or (all_open and self._priorities == 1 and not self._ordered):
+            return None
+        available, due = dict[int, int](), set(self._due.rows())
         if not due:
             return available
         no_lane = self._index.layout.without_lane
