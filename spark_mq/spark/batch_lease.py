@@ -167,7 +167,6 @@ class BatchLease:
             ``df.write.format("spark_mq")``.
         schema_mode
             "merge" adds new columns to a table, and rows may lack columns of it, which become null.
-            Default: the columns must be the same.
 
         Returns
         -------
@@ -177,14 +176,12 @@ class BatchLease:
         Raises
         ------
         InvalidOption
-            The group has no sink, the batch is of several queues, the batch was appended before, or
-            the table has constraints or features that an append of files does not keep.
+            The group has no sink, the batch is of several queues or was appended before, or the
+            table has constraints or features that an append of files does not keep.
         InvalidSchema
-            The columns of `df` are not those of the table, or a queue does not take them.
+            The columns of `df` do not fit.
         LeaseLost
             Another worker has the messages, or a settle of single rows failed or lost some.
-        StorageError
-            The sink is out of reach.
 
         Examples
         --------
@@ -218,9 +215,8 @@ class BatchLease:
     def read(self) -> DataFrame:
         """Read the leased messages with Spark's own Parquet reader.
 
-        This is faster for large batches in few files, because no byte goes through Python. You need
-        it only if the query does more than choose columns between the source and foreachBatch:
-        otherwise Spark reads `batch` itself in this way.
+        This is faster for large batches in few files. You need it only if the query does more than
+        choose columns between the source and foreachBatch: otherwise `batch` is read in this way.
 
         The rows and columns are those of the source, without the query's own changes, and in no
         order. Messages that are already settled are left out, except with ``ack="on_receive"``.
@@ -234,8 +230,7 @@ class BatchLease:
         Raises
         ------
         CorruptLog
-            A file has fewer rows than its commit claims. A file that is damaged inside fails the
-            Spark job instead.
+            A file has fewer rows than its commit claims.
         StorageError
             A file cannot be reached, or Spark cannot read the store.
 

@@ -55,17 +55,13 @@ class StreamProgress:
 
     Attributes
     ----------
-    query_id, query_name
-        The query. The name is None if it has none.
-    batch_id
-        Spark's number of the batch.
+    query_id, query_name, batch_id
+        The query, and Spark's number of the batch.
     queue, group
         The path of the queue, and the name of the group.
     input_rows
         Rows of the source that the batch has read. The queues of one source share this number.
         Spark's own ``numInputRows`` lacks those that its Parquet reader has read.
-    batch_duration
-        How long the batch took.
     ready, delayed, leased, dead, blocked
         Messages of the group by state.
     oldest_unsettled_age
@@ -108,7 +104,6 @@ class SparkMQListener(StreamingQueryListener):
     ----------
     on_progress
         Called with each :class:`StreamProgress`, in a thread of Spark. Its errors are logged.
-        Default: nothing is called.
 
     Examples
     --------
@@ -131,7 +126,7 @@ class SparkMQListener(StreamingQueryListener):
         """Do nothing. Spark calls this when a query starts."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Report the groups of a batch. Spark calls this after each batch."""
+        """Report the groups of a batch."""
         try:
             self._report(json.loads(event.progress.json))
         except Exception:

@@ -173,8 +173,6 @@ def ack(df: DataFrame, group: ConsumerGroup | LeaseRouter) -> SettleResult:
 
     Raises
     ------
-    InvalidOption
-        `df` is not a DataFrame.
     InvalidSchema
         A column is missing or has a null.
     LeaseLost
@@ -205,12 +203,7 @@ def nack(
         When the messages are due again: seconds, or text such as "30s". Default: by the group's
         retry policy.
     error
-        The reason. Default: none.
-
-    Raises
-    ------
-    InvalidOption
-        `delay` is invalid, also in the column. Results and other errors are as for :func:`ack`.
+        The reason.
 
     Examples
     --------
@@ -240,7 +233,7 @@ def reject(
     df, group
         As for :func:`ack`. If `df` has the column ``error``, it goes before the argument.
     error
-        The reason. Default: none.
+        The reason.
 
     Examples
     --------
@@ -312,8 +305,6 @@ def verdicts_of(
     """Return the verdicts in the rows of a DataFrame, as few as possible. Repeats count once.
 
     If `lease_id` is given, it need not be a column. `reads` are the optional columns to read.
-    Raises InvalidOption if `df` is not a DataFrame, InvalidSchema for its columns, and
-    InvalidHandlerResult for an outcome or a delay.
     """
     _check_frame(df)
     from pyspark.sql import functions as F

@@ -14,52 +14,35 @@ from spark_mq.spark.stream_reader import LeaseReader
 class SparkMQDataSource(DataSource):
     """A spark_mq queue as a Spark data source.
 
-    Spark finds it by itself, as the module ``pyspark_mq``, or by :func:`spark_mq.spark.register`.
-    It builds one in a Python process for each read and write that it plans. Then it calls one of
-    the methods below.
+    Spark finds it by itself, as the module ``pyspark_mq``, or by :func:`spark_mq.spark.register`,
+    and builds one in a Python process for each read and write that it plans.
 
     Examples
     --------
-    Lease, process and ack in a stream:
-
     >>> stream = spark.readStream.format("spark_mq").option("consumerGroup", "billing")
     ... # doctest: +SKIP
     >>> stream.load("/queues/orders").writeStream.foreachBatch(each)  # doctest: +SKIP
-
-    Look without leasing:
-
     >>> messages = spark.read.format("spark_mq").load("/queues/orders")  # doctest: +SKIP
     >>> messages.groupBy("state").count().show()  # doctest: +SKIP
-
-    Publish:
-
     >>> df.select("value").write.format("spark_mq").mode("append").save("/queues/orders")
     ... # doctest: +SKIP
     """
 
     @classmethod
     def name(cls) -> str:
-        """Return ``spark_mq``, the name of the format. Spark asks once, when it registers it."""
+        """Return ``spark_mq``, the name of the format."""
         return "spark_mq"
 
     def schema(self) -> StructType | str:
-        """Return the columns of a read. Spark asks once for each ``load`` without ``.schema``.
-
-        They depend on the options ``path``, ``valueSchema`` and ``outcomes``.
-        Columns with a ``valueSchema`` are DDL, which Spark parses.
-        """
+        """Return the columns of a read, as DDL if Spark has to parse a ``valueSchema``."""
         return ReadOptions.parse(self.options).columns()
 
     def reader(self, schema: StructType) -> PeekReader:
-        """Return the reader of ``spark.read``, for some columns. Spark asks once for each plan."""
+        """Return the reader of ``spark.read``, for some columns."""
         return PeekReader(ReadOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> LeaseReader:
-        """Return the reader of ``spark.readStream``, for some columns.
-
-        Spark calls this twice for each run of a query, in the process of its hooks and in one that
-        pickles the reader for the tasks. The first hook checks options and columns.
-        """
+        """Return the reader of ``spark.readStream``, which checks options in its first hook."""
         return LeaseReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
@@ -69,10 +52,7 @@ class SparkMQDataSource(DataSource):
         return QueueWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> QueueStreamWriter:
-        """Return the writer of ``df.writeStream``. Raise an error as :meth:`writer`.
-
-        Spark calls this twice for each batch: for its tasks and for its commit.
-        """
+        """Return the writer of ``df.writeStream``. Raise an error as :meth:`writer`."""
         options = WriteOptions.parse(self.options)
         check_dataframe(schema, overwrite, options)
         return QueueStreamWriter(options)

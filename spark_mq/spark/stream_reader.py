@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Leases the messages of each micro-batch.
 
-    Spark calls the hooks one at a time, in a separate Python process for each run of a query, which
-    has no session. A second process builds the reader too, and pickles it for the tasks. So
-    ``__init__`` does nothing, and the first hook opens the queue. It also loads the modules that
-    only hooks need, because each new task process would wait for them.
+    Spark calls the hooks one at a time, in a separate Python process for each run of a query. A
+    second process builds the reader too, and pickles it for the tasks. So ``__init__`` does
+    nothing, and the first hook opens the queue and loads the modules that tasks don't need.
     """
 
     def __init__(self, given: dict[str, str], schema: StructType) -> None:
@@ -46,10 +45,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def options(self) -> ReadOptions:
-        """Return the checked options.
-
-        The first hook checks them, because Spark would hide an error while it builds the reader.
-        """
+        """Return the options, which a hook checks, because Spark hides errors before it."""
         from spark_mq.spark.options import ReadOptions
 
         options = ReadOptions.parse(self._given)
@@ -84,7 +80,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.source.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return ``maxMessagesPerTrigger``. Spark passes the result to :meth:`latestOffset`."""
+        """Return ``maxMessagesPerTrigger``."""
         return ReadMaxRows(self.options.stream.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -94,14 +90,10 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the offset of the next batch, or `start` if no message is due. It leases nothing.
 
-        Spark calls it once a trigger, by default about every 10 ms while nothing is due. So idle
-        calls wait between ``pollInterval`` and ``idlePollInterval``.
-
-        A call means that Spark has committed the batch before, so its unsettled messages are acked
-        (``ack=on_success``). Spark logs the returned offset before it gets the partitions.
-
+        Idle calls wait between ``pollInterval`` and ``idlePollInterval``. A call means that Spark
+        has committed the batch before, so its unsettled messages are acked (``ack=on_success``).
         Raises DataLossError if the queue's hard limit dropped unsettled messages, and InvalidOption
-        for a foreign checkpoint, or for ``trigger(once=True)``, which wants all that is available.
+        for a foreign checkpoint or ``trigger(once=True)``.
         """
         if isinstance(limit, ReadAllAvailable):
             # Spark never says that this one batch is committed, so nothing would ack it.
@@ -110,12 +102,6 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "trigger(availableNow=True)",
                 option="once",
                 value=True,
-            )
-        if not isinstance(limit, ReadMaxRows):
-            raise InvalidOption(
-                f"the read limit {limit!r} is not supported. Use maxMessagesPerTrigger",
-                option="limit",
-                value=repr(limit),
             )
         if self._idle and not self.source.is_limited:
             doubled = self.options.poll * 2 ** min(self._idle - 1, 20)
@@ -140,9 +126,8 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Lease batch `end` and return its slices, one partition for each task.
 
-        Repeated calls of a run return the same. The first batch of a restarted query may be a
-        replay, which takes over the messages that the batch still holds and leases nothing new.
-        Raises StreamFenced if another driver runs this checkpoint.
+        Repeated calls of a run return the same. A replay takes over the messages that the batch
+        still holds. Raises StreamFenced if another driver runs this checkpoint.
         """
         plans = [
             partitions.QueuePlan(group.queue_path, plan.slices, plan.lane_runs)
@@ -151,10 +136,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions.cut_all(plans, self.options.storage_options, self.options.min_partitions)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing. Spark calls this after it has planned the *next* batch, too late for an ack.
-
-        :meth:`latestOffset` shows earlier that a batch is done, also for the last one.
-        """
+        """Do nothing, because :meth:`latestOffset` shows earlier that a batch is done."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition. Not called if Spark's Parquet reader reads the batch instead."""

@@ -19,9 +19,8 @@ class MessageSensor(BaseSensorOperator):
     """Wait until messages are due, lease them, and return them with their lease.
 
     The task is deferred while it waits, so it occupies no worker. It returns a dict with
-    ``lease_id`` and ``messages`` and does not ack them. Do that downstream, by
-    :class:`~spark_mq.integrations.airflow.operators.AckOperator`, or they are delivered again when
-    the lease expires.
+    ``lease_id`` and ``messages``. Ack them downstream, by an ``AckOperator``, or they are delivered
+    again when the lease expires.
 
     Parameters
     ----------
@@ -37,8 +36,8 @@ class MessageSensor(BaseSensorOperator):
     poll_interval
         How often the triggerer looks for messages.
     **kwargs
-        As for any sensor of Airflow. ``timeout`` limits the whole wait of a try, and then the task
-        fails. ``mode`` and ``poke_interval`` have no effect.
+        As for any sensor. ``timeout`` limits the whole wait of a try. ``mode`` and
+        ``poke_interval`` have no effect.
     """
 
     template_fields: ClassVar[Sequence[str]] = ("path", "spark_mq_conn_id", "group")

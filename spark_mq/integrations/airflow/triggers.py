@@ -84,7 +84,7 @@ class MessageTrigger(BaseEventTrigger):
         }
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what Airflow stores: the id of the connection, and no credentials."""
+        """Return what Airflow stores, which has no credentials."""
         return f"{type(self).__module__}.{type(self).__qualname__}", dict(self._arguments)
 
     def shared_stream_key(self) -> tuple[str, ...] | None:
@@ -200,11 +200,7 @@ class _Producer(SharedStreamProducer):
 
 
 class MessagesDueTrigger(BaseTrigger):
-    """Fire once when a group has messages to lease. It leases none itself.
-
-    :class:`~spark_mq.integrations.airflow.sensors.MessageSensor` waits with it. The parameters are
-    those of :class:`MessageTrigger`.
-    """
+    """Fire once when a group has messages to lease, for which a ``MessageSensor`` waits."""
 
     def __init__(
         self,
@@ -222,7 +218,7 @@ class MessagesDueTrigger(BaseTrigger):
         self._seconds = validate_duration("poll_interval", poll_interval) / SECOND
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what Airflow stores: the id of the connection, and no credentials."""
+        """Return what Airflow stores, which has no credentials."""
         arguments = {**self._place, "group": self._name, "poll_interval": self._poll_interval}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
