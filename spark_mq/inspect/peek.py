@@ -18,8 +18,7 @@ from spark_mq.ledger.states import DELAYED, STATE_NAMES
 from spark_mq.ledger.walk import range_of, walk
 from spark_mq.message import to_headers
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.parquet.bounded import cut_rows
-from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.reader import MessageReader, cut_rows
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
 from spark_mq.util.validation import validate_choice, validate_count, validate_text

@@ -16,8 +16,7 @@ from spark_mq.maintenance.dead_letters import is_own_letter, letter_schema, lett
 from spark_mq.maintenance.remaining_letters import find_remaining
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
-from spark_mq.parquet.bounded import cut_rows
-from spark_mq.parquet.reader import MessageReader, repeat_values, sequences_of
+from spark_mq.parquet.reader import MessageReader, cut_rows, repeat_values, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.sql import TEXT_AND_BYTES, connect, interrupted_by, problem_of
 from spark_mq.util.validation import invalid

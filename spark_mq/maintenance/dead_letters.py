@@ -24,9 +24,8 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import TRANSFERRING, Range
 from spark_mq.message import HEADER_PREFIX
 from spark_mq.operations.context import GroupLedger, QueueContext
-from spark_mq.parquet.bounded import MAX_ROWS, cut_slices, join_tables
 from spark_mq.parquet.files import unreadable_reason
-from spark_mq.parquet.reader import MessageReader, sequences_of
+from spark_mq.parquet.reader import MAX_ROWS, MessageReader, cut_slices, join_tables, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, TIME_COLUMNS
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.message_table import MessageTable

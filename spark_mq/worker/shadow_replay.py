@@ -16,8 +16,7 @@ from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.message import check_past
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.history import SettledMessages, SettledRange, find_settled
-from spark_mq.parquet.bounded import cut_rows, cut_slices
-from spark_mq.parquet.reader import MessageReader, to_delivery_table
+from spark_mq.parquet.reader import MessageReader, cut_rows, cut_slices, to_delivery_table
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
 from spark_mq.util.clock import Duration
 from spark_mq.util.progress import progress

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.bounded import cut_by_size, cut_slices, join_tables
-from spark_mq.parquet.reader import MessageReader
+from spark_mq.parquet.reader import MessageReader, cut_slices, join_tables
 from spark_mq.parquet.writer import write_file
 
 MB = 2**20
@@ -114,11 +113,3 @@ def test_joined_tables_fit(counts: list[int], size: int, most: int) -> None:
     assert rows == [value for count in counts for value in range(count)]
     assert all(table.num_rows <= most for table in joined)
     assert all(table.nbytes <= max(size, 8 * max(counts)) for table in joined)
-
-
-@given(st.integers(1, 5_000), st.integers(1, 10**6))
-def test_a_slice_is_cut_by_its_size(count: int, most: int) -> None:
-    ((piece, _),) = slices_of([count])
-    parts = list(cut_by_size(piece, most))
-    assert sequences([(part, 0) for part in parts]) == sequences([(piece, 0)])
-    assert all(part.rows == 1 or part.size <= most for part in parts)
