@@ -11,8 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from spark_mq.delta.action_json import parse_commit
-from spark_mq.delta.actions import AddFile, Commit, log_path, missing_commit_error
+from spark_mq.delta.actions import AddFile, Commit, log_path, missing_commit_error, parse_commit
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import (
     LogListing,

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from spark_mq.delta.action_json import encode
-from spark_mq.delta.actions import PREVIOUS_ID, Change, Commit, checkpoint_path, log_path
+from spark_mq.delta.actions import PREVIOUS_ID, Change, Commit, checkpoint_path, encode, log_path
 from spark_mq.delta.follower import LogFollower, LogReplaced
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, TrackFiles

@@ -15,8 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_mq.delta.action_json import add_action, encode_actions
-from spark_mq.delta.actions import OPERATION_ID, AddFile, checkpoint_path, version_of
+from spark_mq.delta.actions import (
+    OPERATION_ID,
+    AddFile,
+    add_action,
+    checkpoint_path,
+    encode_actions,
+    version_of,
+)
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import (

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from support.handles import memory_store
 
 from spark_mq import GroupSettings, QueueSettings, errors
-from spark_mq.delta.action_json import parse_commit
-from spark_mq.delta.actions import AddFile, Change, Commit
+from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
 from spark_mq.delta.state import TableState, last_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.stream_batch import parse_lease_id

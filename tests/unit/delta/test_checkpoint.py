@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_mq.delta.action_json import encode_actions
-from spark_mq.delta.actions import AddFile, Change, checkpoint_path, log_path
+from spark_mq.delta.actions import AddFile, Change, checkpoint_path, encode_actions, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import last_checkpoint

@@ -21,8 +21,7 @@ from support.limits import Limits
 from support.thrift import decode
 
 from spark_mq.delta import follower
-from spark_mq.delta.action_json import parse_commit
-from spark_mq.delta.actions import AddFile, Change, log_path
+from spark_mq.delta.actions import AddFile, Change, log_path, parse_commit
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, last_checkpoint
