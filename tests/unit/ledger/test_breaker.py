@@ -80,45 +80,25 @@ def test_a_deployment_that_kills_many_leases_does_not_open_it():
     assert group.lease("next", 2) == [0, 1]
 
 
-def test_an_ack_in_between_starts_the_count_again():
-    group = Group(messages=100)
-    for _ in range(3):
-        fail(group, 4)
-        group.lease("good", 1)
-        group.settle(ACK, "good")
-    assert (state(group), breaker(group).failed) == (CLOSED, ())
-
-
-def test_an_explicit_reject_shows_that_the_handler_works():
-    group = Group(messages=100)
-    fail(group, 4)
-    group.lease("good", 1)
-    group.settle(REJECT, "good")
-    assert breaker(group).failed == ()
-
-
-def test_a_reject_because_the_handler_failed_counts_as_a_failure():
-    group = Group(messages=100)
-    for i in range(5):
-        group.lease(f"l{i}")
-        group.settle(REJECT, f"l{i}", handler_failed=True, error="boom")
-    assert state(group) == OPEN
-
-
-def test_an_unreadable_message_neither_opens_nor_closes_it():
+@pytest.mark.parametrize(
+    ("verb", "messages", "more", "failed"),
+    [
+        (ACK, 2, {}, 0),
+        (REJECT, 2, {}, 0),
+        (REJECT, 2, {"handler_failed": True}, 5),
+        (REJECT, 2, {"reason": "payload unreadable"}, 4),
+        (RELEASE, 2, {}, 4),
+        (NACK, 1, {}, 4),
+        (NACK, 2, {}, 5),
+    ],
+)
+def test_what_a_lease_is_settled_by_decides_how_it_counts(verb, messages, more, failed):
+    """After four that failed: as a failure, as a handler that works, or as neither."""
     group = Group(messages=100)
     fail(group, 4)
-    group.lease("x")
-    group.settle(REJECT, "x", reason="payload unreadable")
-    assert len(breaker(group).failed) == 4
-
-
-def test_a_lease_that_is_released_is_no_failure():
-    group = Group(messages=100)
-    for i in range(9):
-        group.lease(f"l{i}")
-        group.settle(RELEASE, f"l{i}")
-    assert breaker(group) == Breaker()
+    for seq in group.lease("x", 2)[:messages]:
+        group.settle(verb, "x", [seq], **more)
+    assert len(breaker(group).failed) == failed
 
 
 def test_one_message_that_fails_many_times_counts_as_one():
@@ -127,23 +107,6 @@ def test_one_message_that_fails_many_times_counts_as_one():
         assert group.lease(f"l{i}") == [0]
         group.expire()
     assert (state(group), breaker(group).failed) == (CLOSED, (0,))
-
-
-def test_a_nack_of_some_messages_is_no_failure_of_the_lease():
-    group = Group(messages=100)
-    for i in range(9):
-        held = group.lease(f"l{i}", 2)
-        group.settle(NACK, f"l{i}", held[:1], delay=10_000 * SECOND)
-    assert breaker(group).failed == ()
-
-
-def test_nacks_of_all_messages_by_name_are_a_failure_of_the_lease():
-    group = Group(messages=100)
-    for i in range(5):
-        held = group.lease(f"l{i}", 2)
-        for seq in held:
-            group.settle(NACK, f"l{i}", [seq], delay=10_000 * SECOND)
-    assert state(group) == OPEN
 
 
 def test_a_poison_that_is_isolated_does_not_open_it():
