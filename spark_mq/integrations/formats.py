@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from spark_mq.errors import InvalidOption, InvalidPayload
+from spark_mq.errors import InvalidPayload
 from spark_mq.payload_format import (
     SHOWN_ERRORS,
     Format,
@@ -218,7 +218,7 @@ def _name_of(schema: Any) -> str:
 class Protobuf:
     """A Protobuf message. Needs the extra ``spark-mq[protobuf]``.
 
-    `message_type` is the class that protoc generated, or one of :meth:`from_descriptors`.
+    `message_type` is the class that protoc generated, or one that the library made of descriptors.
 
     Examples
     --------
@@ -238,32 +238,6 @@ class Protobuf:
                 "such as orders_pb2.Order",
             )
         self.message_type: Any = message_type
-
-    @classmethod
-    def from_descriptors(cls, descriptors: bytes, name: str) -> Protobuf:
-        """Return the format of a message that a descriptor set defines.
-
-        `descriptors` are what ``protoc --include_imports --descriptor_set_out=FILE`` writes, and
-        `name` is the full name of the message, such as "shop.Order". Raises InvalidOption if they
-        are no descriptor set, an import is missing, or there is no such message.
-        """
-        message = load_library("google.protobuf.message", "Protobuf", "protobuf")
-        pools = load_library("google.protobuf.descriptor_pool", "Protobuf", "protobuf")
-        factory = load_library("google.protobuf.message_factory", "Protobuf", "protobuf")
-        files = load_library("google.protobuf.descriptor_pb2", "Protobuf", "protobuf")
-        pool = pools.DescriptorPool()
-        try:
-            for file in files.FileDescriptorSet.FromString(descriptors).file:
-                pool.Add(file)
-            message_class = factory.GetMessageClass(pool.FindMessageTypeByName(name))
-        except (message.DecodeError, TypeError, KeyError) as error:
-            raise InvalidOption(
-                f"the descriptor set has no message {name!r} that can be used "
-                f"({type(error).__name__}: {error}). Write it with protoc --include_imports",
-                option="name",
-                value=name,
-            ) from None
-        return cls(message_class)
 
     def encode(self, value: Any) -> bytes:
         """Return a message of the type as bytes. Raises InvalidOption."""

@@ -207,12 +207,6 @@ def _stream_options(own: Mapping[str, str]) -> StreamOptions:
 
 def _acks(value: str) -> bool:
     """Return whether the source acks each batch that Spark has committed."""
-    if value.lower() == "oncommit":
-        raise InvalidOption(
-            f"ack={short_repr(value)} is called ack='on_success' now, as in for_each_batch",
-            option="ack",
-            value=value,
-        )
     when = validate_choice("ack", value, WHEN)
     if when == "on_receive":
         raise InvalidOption(

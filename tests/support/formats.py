@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_mq.integrations.formats import Protobuf
-
-__all__ = ["ORDER", "ORDER_VALUE", "order_class", "order_descriptors"]
+__all__ = ["ORDER", "ORDER_VALUE", "order_class"]
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -39,9 +37,10 @@ ORDER_VALUE: dict[str, Any] = {
 }
 
 
-def order_descriptors() -> bytes:
-    """Return a descriptor set with ``shop.Other``, ``shop.Order`` and ``shop.Order.Item``."""
+def order_class(name: str = "shop.Order") -> Any:
+    """Return the class of a message, such as ``shop.Other``, ``shop.Order`` or ``shop.Tree``."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.message_factory import GetMessages
     from google.protobuf.text_format import Parse
 
     text = """
@@ -79,10 +78,4 @@ def order_descriptors() -> bytes:
       enum_type { name: "State" value { name: "NEW" number: 0 } value { name: "PAID" number: 1 } }
     }
     """
-    encoded: bytes = Parse(text, FileDescriptorSet()).SerializeToString()
-    return encoded
-
-
-def order_class(name: str = "shop.Order") -> Any:
-    """Return the class of a message of the descriptor set."""
-    return Protobuf.from_descriptors(order_descriptors(), name).message_type
+    return GetMessages(Parse(text, FileDescriptorSet()).file)[name]

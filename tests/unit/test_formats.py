@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
-from support.formats import ORDER, order_class, order_descriptors
+from support.formats import ORDER, order_class
 
 from spark_mq import Message
 from spark_mq.errors import InvalidOption, InvalidPayload
@@ -223,12 +223,6 @@ def test_required_fields_of_protobuf_are_checked() -> None:
         Protobuf(part).decode(b"\x0a\x01a")
     with pytest.raises(InvalidOption, match="required"):
         Protobuf(part).encode(part(name_part="a"))
-
-
-def test_a_descriptor_set_needs_its_message() -> None:
-    for descriptors, name in ((order_descriptors(), "shop.None"), (b"\xff", "shop.Order")):
-        with pytest.raises(InvalidOption, match=f"the descriptor set has no message '{name}'"):
-            Protobuf.from_descriptors(descriptors, name)
 
 
 @pytest.mark.slow
