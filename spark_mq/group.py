@@ -18,7 +18,7 @@ from spark_mq.ledger.setting_options import GroupOptions
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 from spark_mq.ledger.stats import GroupStats
-from spark_mq.message import MessageSelector, check_time
+from spark_mq.message import Format, MessageSelector, check_time
 from spark_mq.operations.acquire import (
     default_poll,
     named_messages,
@@ -28,9 +28,8 @@ from spark_mq.operations.acquire import (
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.settle import SettleResult, change_messages, extend, settle
 from spark_mq.operations.sinks import check_no_sink, configure_command
-from spark_mq.payload_format import Format, load_library
 from spark_mq.util.clock import SECOND, Duration
-from spark_mq.util.loading import INTEGRATIONS
+from spark_mq.util.loading import INTEGRATIONS, load_library
 from spark_mq.util.user import acting_by_default, identify_worker, worker_name
 from spark_mq.util.validation import (
     invalid,

@@ -1,11 +1,12 @@
-"""Convert published and received messages to and from Arrow tables."""
+"""Define messages and their formats, and convert them to and from Arrow tables."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, SupportsIndex, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -13,11 +14,72 @@ from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.ledger.slots import MAX_PRIORITY
 from spark_mq.parquet.publish_table import complete_table
 from spark_mq.parquet.schema import DEDUP_FIELD, MESSAGE_SCHEMA, TIME_COLUMNS
-from spark_mq.payload_format import Format, Json, unusable
 from spark_mq.util.clock import EARLIEST, Duration, to_datetime, to_micros
 from spark_mq.util.records import Record
 from spark_mq.util.show import show_time
 from spark_mq.util.validation import parse_instant, plain_number, short_repr, validate_duration
+
+SHOWN_ERRORS: Final = 3  # that the text of an error lists
+
+
+class Format(Protocol):
+    """Encodes and decodes the values of messages. Your own class may do it, too."""
+
+    def encode(self, value: Any) -> bytes:
+        """Return a value as the payload of a message. Raises InvalidOption."""
+
+    def decode(self, payload: bytes) -> Any:
+        """Return the value of a payload. Raises InvalidPayload, which must not show the payload."""
+
+
+def unencodable(value: Any, why: str) -> InvalidOption:
+    kind = type(value).__name__
+    return InvalidOption(f"a value of type {kind} {why}", option="value", value=kind)
+
+
+def unusable(format: Any, why: str) -> InvalidOption:
+    """Return an error for what is given as a format. A class is named, an object by its class."""
+    given = getattr(format, "__name__", type(format).__name__)
+    return InvalidOption(f"format={short_repr(given)} {why}", option="format", value=given)
+
+
+class Json:
+    """JSON in UTF-8, without NaN and Infinity.
+
+    Examples
+    --------
+    >>> Json().decode(b'{"id": 1}')
+    {'id': 1}
+    """
+
+    def encode(self, value: Any) -> bytes:
+        """Return dicts, lists, text, finite numbers, booleans and None as JSON."""
+        try:
+            text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+            return text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            if isinstance(error, UnicodeEncodeError):
+                why = "it has text that has no UTF-8 form (a lone surrogate)"
+            hint = "Give dicts, lists, text, finite numbers, booleans and None"
+            raise unencodable(value, f"has no JSON form: {why}. {hint}") from None
+
+    def decode(self, payload: bytes) -> Any:
+        """Return the value of a payload. Raises InvalidPayload."""
+        try:
+            return json.loads(payload.decode(), parse_constant=_refuse_constant)
+        except UnicodeDecodeError as error:
+            why = f"byte {error.start} is not UTF-8"
+        except json.JSONDecodeError as error:
+            why = f"{error.msg} at character {error.pos}"
+        except (ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidPayload(f"not JSON: {why}")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
 
 HEADER_PREFIX: Final = "spark_mq."  # of the headers that spark_mq writes
 REDRIVEN_FROM: Final = HEADER_PREFIX + "redriven_from"  # in a redriven message: its dead letter

@@ -26,7 +26,7 @@ from spark_mq.maintenance.remaining_letters import DiscardResult, discard_letter
 from spark_mq.maintenance.retention import PurgeResult, drop_queue, find_held_back, purge
 from spark_mq.maintenance.sweep import SweepReport, run_sweep
 from spark_mq.maintenance.transform import RepairFunction
-from spark_mq.message import Message
+from spark_mq.message import Format, Message
 from spark_mq.operations.batches import BatchInfo, close_batch, list_batches
 from spark_mq.operations.context import QueueContext
 from spark_mq.operations.create import (
@@ -47,7 +47,6 @@ from spark_mq.operations.schedules import (
     set_schedule,
 )
 from spark_mq.operations.trace import Trace, finished, trace
-from spark_mq.payload_format import Format
 from spark_mq.publisher import BufferedPublisher
 from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration

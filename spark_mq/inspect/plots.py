@@ -27,8 +27,8 @@ from spark_mq.ledger.states import (
 from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.history import read_history
 from spark_mq.operations.trace import Trace, TraceEvent, trace
-from spark_mq.payload_format import load_library
 from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.loading import load_library
 from spark_mq.util.show import printable, show_duration, show_number
 from spark_mq.util.validation import validate_count, validate_duration
 

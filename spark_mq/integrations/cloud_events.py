@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.message import Message, MessageFields, ReceivedMessage
-from spark_mq.payload_format import load_library
+from spark_mq.util.loading import load_library
 
 __all__ = ["from_message", "to_message"]
 

@@ -12,14 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_mq.errors import InvalidPayload
-from spark_mq.payload_format import (
-    SHOWN_ERRORS,
-    Format,
-    Json,
-    load_library,
-    unencodable,
-    unusable,
-)
+from spark_mq.message import SHOWN_ERRORS, Format, Json, unencodable, unusable
+from spark_mq.util.loading import load_library
 from spark_mq.util.validation import invalid, short_repr
 
 __all__ = ["Avro", "Format", "Json", "Protobuf", "Pydantic"]

@@ -47,12 +47,11 @@ from spark_mq.maintenance.remaining_letters import (
     warn_unrouted,
 )
 from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_after, repair_of
-from spark_mq.message import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED
+from spark_mq.message import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED, Format
 from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.create import open_context, place_of
 from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files
-from spark_mq.payload_format import Format
 from spark_mq.util.error_shape import error_shapes
 from spark_mq.util.progress import progress
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate

@@ -16,6 +16,7 @@ from spark_mq.maintenance.condition import name_of
 from spark_mq.maintenance.dead_letters import letter_schema
 from spark_mq.message import (
     HEADER_PREFIX,
+    Format,
     Message,
     ReceivedMessage,
     check_format,
@@ -23,7 +24,6 @@ from spark_mq.message import (
     to_row,
 )
 from spark_mq.parquet.schema import FILE_SCHEMA
-from spark_mq.payload_format import Format
 from spark_mq.util.failures import describe_error, safe_text, to_failure
 from spark_mq.util.sql import Expression, FailsForMessage
 from spark_mq.util.validation import short_repr, truncate_error

@@ -84,3 +84,14 @@ def folder_of(handler: str) -> Path:
     """Return the folder from which a handler is imported."""
     where = handler.rpartition(":")[0]
     return Path(where).resolve().parent if where.endswith(".py") else Path.cwd()
+
+
+def load_library(module: str, what: str, extra: str, *, library: str | None = None) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {library or module}, which cannot be imported: "
+            f"install spark-mq[{extra}]",
+            name=error.name,
+        ) from error

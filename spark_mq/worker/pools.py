@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from spark_mq.errors import InvalidPayload
-from spark_mq.message import ReceivedMessage
-from spark_mq.payload_format import Format
+from spark_mq.message import Format, ReceivedMessage
 from spark_mq.util.failures import describe_error, safe_text
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import Reject

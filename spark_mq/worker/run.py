@@ -15,10 +15,9 @@ from typing import Any, Final
 from spark_mq.errors import InvalidOption
 from spark_mq.handler import HandlerPolicy
 from spark_mq.ledger.acquire import Acquire
-from spark_mq.message import check_format
+from spark_mq.message import Format, check_format
 from spark_mq.operations.acquire import LOCAL_POLL
 from spark_mq.operations.context import GroupLedger
-from spark_mq.payload_format import Format
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.show import show_count
 from spark_mq.util.signals import taking_signals

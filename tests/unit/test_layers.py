@@ -35,7 +35,7 @@ LAYERS = [
     {"parquet"},
     {"ledger"},
     {"delta"},
-    {"payload_format", "telemetry"},
+    {"telemetry"},
     {"util"},
     {"errors"},
 ]

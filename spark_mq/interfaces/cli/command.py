@@ -29,8 +29,7 @@ from spark_mq.group import ConsumerGroup
 from spark_mq.interfaces.cli.output import INTERRUPTED, note, show
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
-from spark_mq.message import check_format
-from spark_mq.payload_format import Format
+from spark_mq.message import Format, check_format
 from spark_mq.queue import Queue
 from spark_mq.util.loading import load_named
 from spark_mq.util.setting_fields import Setting, parse_settings, settings_of

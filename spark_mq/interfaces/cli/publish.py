@@ -18,9 +18,8 @@ from typing import Any, BinaryIO, Final
 from spark_mq.errors import InvalidOption, InvalidPayload, QueueNotFound, SparkMQError
 from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_pairs
 from spark_mq.interfaces.cli.output import Pages, Rows, columns, track
-from spark_mq.message import Message, to_publish
+from spark_mq.message import Json, Message, to_publish
 from spark_mq.operations.schedules import ScheduleInfo
-from spark_mq.payload_format import Json
 from spark_mq.queue import Queue
 from spark_mq.util.clock import system_clock, to_micros
 from spark_mq.util.show import show_count, show_duration
