@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spark_mq.ledger.settings import GroupSettings, QueueSettings
     from spark_mq.ledger.stats import GroupStats
     from spark_mq.maintenance.recover import RecoveryReport
-    from spark_mq.maintenance.redrive_result import RedriveResult
+    from spark_mq.maintenance.redrive import RedriveResult
     from spark_mq.maintenance.remaining_letters import DiscardResult
     from spark_mq.maintenance.retention import PurgeResult
     from spark_mq.maintenance.sweep import SweepReport
@@ -86,7 +86,7 @@ _MODULES = {
     "QueueSettings": "ledger.settings",
     "ReceivedMessage": "message",
     "RecoveryReport": "maintenance.recover",
-    "RedriveResult": "maintenance.redrive_result",
+    "RedriveResult": "maintenance.redrive",
     "Reject": "worker.decisions",
     "ReplayReport": "worker.replay_report",
     "Retry": "worker.decisions",

@@ -69,8 +69,7 @@ from spark_mq.ledger.owner_commands import seek_position, unsettled_ranges
 from spark_mq.ledger.ranges import LEASED
 from spark_mq.ledger.stats import GroupStats
 from spark_mq.maintenance.condition import Where
-from spark_mq.maintenance.redrive import redrive
-from spark_mq.maintenance.redrive_result import RedriveResult
+from spark_mq.maintenance.redrive import RedriveResult, redrive
 from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.operations.nesting import find_folders
 from spark_mq.operations.schedules import ScheduleInfo, list_schedules
@@ -121,12 +120,7 @@ class QueueViews:
 
     @property
     def plot(self) -> QueuePlots:
-        """Return the plots of the queue. They need the extra ``plot``.
-
-        Examples
-        --------
-        >>> queue.plot.throughput(since="1d", every="15m")  # doctest: +SKIP
-        """
+        """Return the plots of the queue. They need the extra ``plot``."""
         return QueuePlots(self._context)
 
     def describe(self, *, lanes: bool = False, durations: bool = False) -> QueueOverview:
@@ -143,12 +137,6 @@ class QueueViews:
         durations
             Also count how long messages wait for a lease, and leases for their settle, since the
             first call that asked. Each call reads the commits that followed.
-
-        Examples
-        --------
-        >>> overview = queue.describe()  # doctest: +SKIP
-        >>> overview.groups["billing"].ready  # doctest: +SKIP
-        12
         """
         if durations and self._durations is None:
             self._durations = DurationReader(self._context)
@@ -276,11 +264,6 @@ class QueueViews:
         It leaves out letters that are redriven or discarded, and makes no commit. Errors have one
         shape if they differ only in numbers, dates, ids, paths and quoted parts. It looks at the
         newest `n` letters, or with None at all, in constant memory.
-
-        Examples
-        --------
-        >>> for failure in queue.failures():  # doctest: +SKIP
-        ...     print(failure.messages, failure.shape, failure.keys)
         """
         most = None if n is None else validate_count("n", n)
         return self._remaining_letters().failures(most)
@@ -389,12 +372,6 @@ class GroupViews:
         The list is empty if the queue has no lanes. In a very large backlog, it counts the first
         million runs of messages in one lane. With ``by="age"``, the lanes with the oldest first
         messages come first. ``top=None`` returns all lanes.
-
-        Examples
-        --------
-        >>> for lane in group.lanes(top=3):  # doctest: +SKIP
-        ...     print(lane.lane, lane.messages, lane.because)
-        7 51200 lease 5f0c of worker-1 until 2026-01-31 12:00:00Z
         """
         return Records(list_lanes(self._existing(), top, by))
 

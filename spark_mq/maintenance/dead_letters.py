@@ -352,3 +352,33 @@ def header_columns(
         kind = _TYPES.get(name)
         columns[_RENAMED.get(name, name)] = texts if kind is None else _typed(texts, kind)
     return columns
+
+
+def as_messages(
+    table: pa.Table, letter_header: str, more: Sequence[tuple[str, str]] = ()
+) -> pa.Table:
+    """Return dead letters as first published, with headers of their origin."""
+    rows = zip(
+        table["headers"].to_pylist(),
+        table["consumer_group"].to_pylist(),
+        table["reason"].to_pylist(),
+        table["dead_letter_sequence"].to_pylist(),
+        strict=True,
+    )
+    headers = [
+        [
+            *(own or ()),
+            (letter_header, str(seq)),
+            *more,
+            *([(HEADER_PREFIX + "group", group)] if group else []),
+            # In its own queue, the trace of a message says why it died.
+            *([(HEADER_PREFIX + "reason", reason)] if more and reason else []),
+        ]
+        for own, group, reason, seq in rows
+    ]
+    renewed = pa.array(headers, FILE_SCHEMA.field("headers").type)
+    names = [f.name for f in FILE_SCHEMA if f.name in table.schema.names]
+    return pa.table(
+        [renewed if name == "headers" else table[name] for name in names],
+        schema=pa.schema([FILE_SCHEMA.field(n) for n in names]),
+    )

@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,11 +33,11 @@ from spark_mq.maintenance.condition import Where, condition_of
 from spark_mq.maintenance.dead_letters import (
     COLUMNS,
     Transfer,
+    as_messages,
     is_own_letter,
     letter_schema,
     letter_tables,
 )
-from spark_mq.maintenance.redrive_result import RedriveResult
 from spark_mq.maintenance.remaining_letters import (
     GROUP,
     REDRIVE,
@@ -50,10 +50,11 @@ from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_aft
 from spark_mq.message import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED, Format
 from spark_mq.operations.context import QueueContext, group_not_found
 from spark_mq.operations.create import open_context, place_of
-from spark_mq.parquet.schema import FILE_SCHEMA
 from spark_mq.parquet.writer import WrittenFile, discard_files
 from spark_mq.util.error_shape import error_shapes
 from spark_mq.util.progress import progress
+from spark_mq.util.records import Record, object_html, table_html
+from spark_mq.util.show import show_count, show_number, show_some
 from spark_mq.util.validation import truncate_error, validate_count, validate_rate
 
 __all__ = [
@@ -69,12 +70,67 @@ _log = logging.getLogger(__name__)
 
 REPAIR: Final = "repair"  # what the reason begins with of letters that a transform repairs
 _MAX_FAILURES: Final = 20  # in the result
+_MAX_NAMED: Final = 10  # groups in a text
 _TO: Final = "to "  # what the reason begins with that names another queue
 _ALL: Final = "all groups"  # the reason if all groups get the messages
 _LETTER: Final = HEADER_PREFIX + "dead_letter"  # in a message of another queue: its dead letter
 
 _COUNTED: Final = (SEQUENCE, GROUP)  # the columns that a count needs
 CHUNK: Final = 10_000  # messages looked at, and redriven, by one round of commits
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveResult(Record):
+    """The result of a redrive, or of a dry run.
+
+    ``messages`` is the number of letters. ``table`` has the letters of a dry run, with the columns
+    of ``redrive.COLUMNS``, and is None after a redrive. With a transform, it has what becomes of
+    them in ``new_key``, ``new_value``, ``new_headers`` and ``new_priority``, or the reason in
+    ``transform_error``. ``failed`` counts the letters that the transform fails for, which stay
+    letters, and ``failures`` counts them by the shape of that reason.
+
+    ``groups`` counts the messages by the group that alone gets them. It is empty if all groups do,
+    or if another queue gets them. ``without_group`` counts the letters that stay because their
+    group does not exist, by its name, which is empty if a letter does not say it.
+    """
+
+    messages: int
+    table: pa.Table | None = None
+    failed: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict, hash=False)
+    groups: Mapping[str, int] = field(default_factory=dict, hash=False)
+    without_group: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def destination(self) -> str:
+        """Return how many messages go to which group, such as "2 to group mail"."""
+        parts = [f"{show_number(n)} to group {name}" for name, n in self.groups.items()]
+        return show_some(parts, _MAX_NAMED)
+
+    @property
+    def staying(self) -> str:
+        """Return which letters stay because their group does not exist, or an empty text."""
+        if not self.without_group:
+            return ""
+        parts = [
+            f"{name or 'unknown'} ({show_number(n)})" for name, n in self.without_group.items()
+        ]
+        letters = show_count(sum(self.without_group.values()), "letter")
+        return f"{letters} of groups that do not exist stay: {show_some(parts, _MAX_NAMED)}"
+
+    def to_arrow(self) -> pa.Table:
+        """Return the letters of a dry run, or the numbers in a table of one row."""
+        if self.table is not None:
+            return self.table
+        return pa.table({"messages": [self.messages], "failed": [self.failed]})
+
+    def _repr_html_(self) -> str:
+        what = "redriven" if self.table is None else "to redrive"
+        title = f"{show_count(self.messages, 'message')} {what}"
+        if self.table is None:
+            own = {"messages": self.messages, "failed": self.failed, "groups": dict(self.groups)}
+            return object_html(own | {"without_group": dict(self.without_group)}, title)
+        return table_html(self.table, title)
 
 
 def redrive(
@@ -356,8 +412,8 @@ class Redrive(Transfer):
         more = [] if self._repaired is None else [(REPAIRED, "true")]
         # In another queue the number of a letter would name one of its own letters.
         if self._asked.to is None:
-            return _as_messages(table, REDRIVEN_FROM, more)
-        return _as_messages(table, _LETTER, [(HEADER_PREFIX + "queue", self._context.path), *more])
+            return as_messages(table, REDRIVEN_FROM, more)
+        return as_messages(table, _LETTER, [(HEADER_PREFIX + "queue", self._context.path), *more])
 
     def commit_info(self) -> Mapping[str, Any]:
         return {"messages": self.groups.total()}
@@ -378,33 +434,3 @@ class _BegunRepair(Redrive):
 
     def finish(self, transfer_id: str) -> int:
         return self._settle_repair(transfer_id)
-
-
-def _as_messages(
-    table: pa.Table, letter_header: str, more: Sequence[tuple[str, str]] = ()
-) -> pa.Table:
-    """Return dead letters as first published, with headers of their origin."""
-    rows = zip(
-        table["headers"].to_pylist(),
-        table["consumer_group"].to_pylist(),
-        table["reason"].to_pylist(),
-        table[SEQUENCE].to_pylist(),
-        strict=True,
-    )
-    headers = [
-        [
-            *(own or ()),
-            (letter_header, str(seq)),
-            *more,
-            *([(HEADER_PREFIX + "group", group)] if group else []),
-            # In its own queue, the trace of a message says why it died.
-            *([(HEADER_PREFIX + "reason", reason)] if more and reason else []),
-        ]
-        for own, group, reason, seq in rows
-    ]
-    renewed = pa.array(headers, FILE_SCHEMA.field("headers").type)
-    names = [f.name for f in FILE_SCHEMA if f.name in table.schema.names]
-    return pa.table(
-        [renewed if name == "headers" else table[name] for name in names],
-        schema=pa.schema([FILE_SCHEMA.field(n) for n in names]),
-    )

@@ -44,7 +44,7 @@ from spark_mq.spark.settle_rows import LeaseRouter
 from spark_mq.util.clock import Duration
 from spark_mq.util.failures import to_failure
 from spark_mq.util.validation import validate_callable, validate_choice
-from spark_mq.worker.sweeps import Sweeps, sweep_interval
+from spark_mq.worker.upkeep import Sweeps, sweep_interval
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

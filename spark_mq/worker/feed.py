@@ -24,8 +24,7 @@ from spark_mq.worker.leases import ExtraAcquires, FeedCommits, HeldLeases, retur
 from spark_mq.worker.open_tasks import Demand, OpenTasks
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState
-from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks, Verdicts
-from spark_mq.worker.worker_lease import WorkerLease
+from spark_mq.worker.tasks import Done, Task, TaskOptions, Tasks, Verdicts, WorkerLease
 
 _log = logging.getLogger("spark_mq.worker")
 

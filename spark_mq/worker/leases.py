@@ -23,8 +23,7 @@ from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.state import WorkState, has_ended
-from spark_mq.worker.tasks import Done, Task
-from spark_mq.worker.worker_lease import WorkerLease
+from spark_mq.worker.tasks import Done, Task, WorkerLease
 
 _log = logging.getLogger("spark_mq.worker")
 

@@ -11,8 +11,7 @@ from typing import Final, Generic, TypeVar
 from spark_mq.ledger.settle import NACK, RELEASE
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.pools import Pool
-from spark_mq.worker.tasks import Done, Task
-from spark_mq.worker.worker_lease import WorkerLease
+from spark_mq.worker.tasks import Done, Task, WorkerLease
 
 T = TypeVar("T", bound=Hashable)
 

@@ -19,8 +19,7 @@ from spark_mq.message import Format, ReceivedMessage
 from spark_mq.util.failures import describe_error, safe_text
 from spark_mq.util.show import show_count
 from spark_mq.worker.decisions import Reject
-from spark_mq.worker.tasks import Task
-from spark_mq.worker.worker_lease import WorkerLease
+from spark_mq.worker.tasks import Task, WorkerLease
 
 _log = logging.getLogger("spark_mq.worker")
 

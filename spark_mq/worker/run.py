@@ -29,7 +29,6 @@ from spark_mq.util.validation import (
     validate_duration,
 )
 from spark_mq.worker.feed import GroupFeed
-from spark_mq.worker.heartbeat import heartbeats
 from spark_mq.worker.pools import (
     CoroutinePool,
     Pool,
@@ -39,8 +38,8 @@ from spark_mq.worker.pools import (
     is_async,
 )
 from spark_mq.worker.state import WorkState, WorkSummary, why_left
-from spark_mq.worker.sweeps import sweeping
 from spark_mq.worker.tasks import LeaseTasks, MessageTasks, TaskOptions
+from spark_mq.worker.upkeep import heartbeats, sweeping
 
 _log = logging.getLogger("spark_mq.worker")
 

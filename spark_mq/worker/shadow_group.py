@@ -32,8 +32,7 @@ from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.leases import FeedCommits
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.replay_report import ReportBuilder
-from spark_mq.worker.tasks import Done, Task
-from spark_mq.worker.worker_lease import WorkerLease
+from spark_mq.worker.tasks import Done, Task, WorkerLease
 
 WORKER: Final = "shadow-replay"
 _HELD: Final = 3600 * SECOND  # how long a lease seems to last

@@ -36,8 +36,7 @@ from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
 from spark_mq.worker.leases import HeldLeases
 from spark_mq.worker.pools import CoroutinePool, ThreadPool
-from spark_mq.worker.tasks import Task
-from spark_mq.worker.worker_lease import WorkerLease
+from spark_mq.worker.tasks import Task, WorkerLease
 
 Make = Callable[..., Queue]
 Handler = Callable[[ReceivedMessage], Any]

@@ -18,7 +18,7 @@ from spark_mq.errors import StorageError
 from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import SECOND
-from spark_mq.worker import sweeps
+from spark_mq.worker import upkeep
 
 MINUTE = 60 * SECOND
 
@@ -27,19 +27,19 @@ MINUTE = 60 * SECOND
 def swept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The queues that were swept, each by its path. Nothing waits for the first sweep."""
     paths = list[str]()
-    real = sweeps.run_sweep
+    real = upkeep.run_sweep
 
     def run(queue: Any) -> Any:
         paths.append(queue.path)
         return real(queue)
 
-    monkeypatch.setattr(sweeps, "run_sweep", run)
-    monkeypatch.setattr(sweeps, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(upkeep, "run_sweep", run)
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.01)
     return paths
 
 
-def sweeps_of(queue: Queue) -> sweeps.Sweeps:
-    return sweeps.Sweeps([context_of(queue)], MINUTE)
+def sweeps_of(queue: Queue) -> upkeep.Sweeps:
+    return upkeep.Sweeps([context_of(queue)], MINUTE)
 
 
 def sweepers() -> list[threading.Thread]:
@@ -103,8 +103,8 @@ def test_two_that_begin_at_once_give_way_and_one_sweeps_soon(
     queue = make()
     both = [sweeps_of(queue), sweeps_of(again(queue))]
     with monkeypatch.context() as patch:
-        patch.setattr(sweeps, "read_heartbeats", together(sweeps.read_heartbeats))
-        patch.setattr(sweeps, "write_heartbeat", together(sweeps.write_heartbeat))
+        patch.setattr(upkeep, "read_heartbeats", together(upkeep.read_heartbeats))
+        patch.setattr(upkeep, "write_heartbeat", together(upkeep.write_heartbeat))
         threads = [threading.Thread(target=one.run) for one in both]
         for thread in threads:
             thread.start()
@@ -122,7 +122,7 @@ def test_a_sweep_that_was_killed_holds_up_the_others_for_an_interval(
 ) -> None:
     queue = make()
     files, now = context_of(queue).ledgers.files, context_of(queue).now()
-    killed = Heartbeat("killed", "host", 1, "", now, now, MINUTE, sweeps.BUSY, 0)
+    killed = Heartbeat("killed", "host", 1, "", now, now, MINUTE, upkeep.BUSY, 0)
     write_heartbeat(files, heartbeat_path("~sweep", "killed"), killed)
     own = sweeps_of(queue)
     own.run()
@@ -145,8 +145,8 @@ def test_neither_handlers_nor_the_end_wait_for_a_sweep(
         began.set()
         assert go_on.wait(60)
 
-    monkeypatch.setattr(sweeps, "run_sweep", hang)
-    monkeypatch.setattr(sweeps, "_STOP_SECONDS", 0.01)
+    monkeypatch.setattr(upkeep, "run_sweep", hang)
+    monkeypatch.setattr(upkeep, "_STOP_SECONDS", 0.01)
 
     def handle(message: ReceivedMessage) -> None:
         assert began.wait(60)
@@ -174,7 +174,7 @@ def test_a_sweep_that_fails_disturbs_nobody_and_is_tried_again(
         raise StorageError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweeps, "run_sweep", fail)
+        patch.setattr(upkeep, "run_sweep", fail)
         own.run()
     assert f"the sweep of queue {queue.path} failed, and is tried again: the disk" in caplog.text
     own.run()

@@ -33,7 +33,7 @@ PLACES = {
     "filtered_pieces": "ledger.selection.MAX_FILTERED_PIECES",
     "filtered_runs": "operations.payloads._REMEMBERED_RUNS",
     "gap_check_seconds": "delta.follower.GAP_CHECK_SECONDS",
-    "heartbeat_look": "worker.heartbeat.LOOK_SECONDS",
+    "heartbeat_look": "worker.upkeep.LOOK_SECONDS",
     "history_batch": "storage.history_table.BATCH",
     "history_files": "storage.history_table.HistoryTable.small_files",
     "index_batch": "storage.commits_table.BATCH_FILES",

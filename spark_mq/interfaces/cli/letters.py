@@ -37,7 +37,7 @@ from spark_mq.interfaces.cli.output import (
     track,
 )
 from spark_mq.maintenance.condition import LetterFilter
-from spark_mq.maintenance.redrive_result import RedriveResult
+from spark_mq.maintenance.redrive import RedriveResult
 from spark_mq.maintenance.remaining_letters import DiscardResult
 from spark_mq.maintenance.transform import RepairFunction
 from spark_mq.message import to_headers

@@ -1,4 +1,8 @@
-"""Let the workers of a queue sweep it, one of them at a time."""
+"""Do what keeps a queue well beside the work: write heartbeats, and sweep.
+
+A heartbeat is a small file for each group of a worker, which shows others that it runs. Of the
+workers of a queue, one at a time sweeps it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import logging
 import random
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from spark_mq.delta.store_errors import one_line
@@ -15,6 +20,7 @@ from spark_mq.maintenance.sweep import run_sweep
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.heartbeat_files import (
     Heartbeat,
+    delete_old_heartbeats,
     heartbeat_path,
     read_heartbeats,
     write_heartbeat,
@@ -22,25 +28,114 @@ from spark_mq.storage.heartbeat_files import (
 from spark_mq.util.clock import SECOND, Duration
 from spark_mq.util.process import in_background
 from spark_mq.util.validation import invalid, validate_duration
+from spark_mq.worker.feed import GroupFeed
 from spark_mq.worker.state import WorkState
 
 _log = logging.getLogger("spark_mq.worker")
 
-_PLACE: Final = "~sweep"  # of the files that say who sweeps, beside those of groups
-_LOOK_SECONDS: Final = 1.0  # until the first sweep, which spares short runs, and between two looks
-_STOP_SECONDS: Final = 1.0  # for a sweep that runs at the end. It then goes on in its own thread
-_MAX_PAUSE: Final = 10 * SECOND  # until the next try of who gave way
-_LEAST: Final = SECOND
+OFF: Final = "off"
+LOOK_SECONDS: Final = 1.0  # until the first time, which spares short runs, and between two checks
+_STOP_SECONDS: Final = 1.0  # for the end of what runs, which may go on in its own thread
+_HEARTBEAT: Final = 30 * SECOND  # the least interval, and the default
 _MOST: Final = 3600 * SECOND
+_PLACE: Final = "~sweep"  # of the files that say who sweeps, beside those of groups
+_MAX_PAUSE: Final = 10 * SECOND  # until the next try of who gave way
 BUSY, DONE = "busy", "idle"
+
+
+def _interval(option: str, given: Duration, least: int, valid: str) -> int:
+    interval = validate_duration(option, given)
+    if not least <= interval <= _MOST:
+        raise invalid(option, given, f"is not valid: give {valid}")
+    return interval
+
+
+def heartbeat_interval(given: Duration | None, *, is_local: bool) -> int | None:
+    """Return the microseconds between two writes, or None if there are none."""
+    if given is None:
+        return _HEARTBEAT if is_local else None
+    if given == OFF:
+        return None
+    return _interval("heartbeat", given, _HEARTBEAT, "30s to 1h, or 'off'")
+
+
+class HeartbeatWriter:
+    """Writes the file of a worker in one group. A failure disturbs nobody."""
+
+    def __init__(self, feed: GroupFeed, state: WorkState, interval: int) -> None:
+        self._feed, self._state, self._interval = feed, state, interval
+        self._ledger, self._files = feed.ledger, feed.ledger.ledgers.files
+        self._path = heartbeat_path(feed.ledger.name, f"{feed.worker}-{uuid.uuid4().hex[:12]}")
+        self._started_at = self._ledger.now()
+        self._tried_at: int | None = None
+        self._failed = False
+
+    def write_if_due(self) -> None:
+        now, before = self._ledger.now(), self._tried_at
+        if before is not None and 0 <= now - before < self._interval:  # a clock may be set back
+            return
+        self._tried_at = now
+        try:
+            note = Heartbeat.of_process(
+                self._feed.worker,
+                began=self._started_at,
+                now=now,
+                interval=self._interval,
+                state="busy" if self._feed.is_busy() else "idle",
+                settled=self._state.summary.settled,
+            )
+            write_heartbeat(self._files, self._path, note)
+            if before is None and not self._files.is_local:
+                delete_old_heartbeats(self._files)  # there a sweep would pay for each listing
+        except Exception as error:
+            self._log("written", error)
+
+    def delete(self) -> None:
+        if self._tried_at is None:
+            return
+        try:
+            self._files.delete(self._path)
+        except Exception as error:
+            self._log("deleted", error)
+
+    def _log(self, what: str, error: Exception) -> None:
+        level = logging.DEBUG if self._failed else logging.INFO
+        self._failed = True
+        text = "group %s: the heartbeat of the worker was not %s: %s"
+        _log.log(level, text, self._ledger.name, what, one_line(error))
+
+
+@contextmanager
+def heartbeats(
+    feeds: Sequence[GroupFeed], state: WorkState, given: Duration | None
+) -> Iterator[None]:
+    """Write heartbeats during the block, in a thread. Raise InvalidOption for a wrong interval."""
+    are_local = [feed.ledger.ledgers.files.is_local for feed in feeds]
+    intervals = [heartbeat_interval(given, is_local=is_local) for is_local in are_local]
+    writers = [
+        HeartbeatWriter(feed, state, interval)
+        for feed, interval in zip(feeds, intervals, strict=True)
+        if interval is not None
+    ]
+    if not writers:
+        yield
+        return
+    # A slow store must delay neither the work nor its signals.
+    with in_background(partial(_write_until, writers), "spark_mq heartbeat", _STOP_SECONDS):
+        yield
+
+
+def _write_until(writers: Sequence[HeartbeatWriter], ended: threading.Event) -> None:
+    while not ended.wait(LOOK_SECONDS):
+        for writer in writers:
+            writer.write_if_due()
+    for writer in writers:
+        writer.delete()
 
 
 def sweep_interval(given: Duration) -> int:
     """Return the microseconds between two sweeps. Raise InvalidOption."""
-    interval = validate_duration("sweep", given)
-    if not _LEAST <= interval <= _MOST:
-        raise invalid("sweep", given, "is not valid: give 1s to 1h")
-    return interval
+    return _interval("sweep", given, SECOND, "1s to 1h")
 
 
 class _Sweeper:
@@ -134,7 +229,7 @@ class Sweeps:
 
     def run_until(self, ended: threading.Event) -> None:
         """Sweep what is due until the event is set."""
-        while not ended.wait(_LOOK_SECONDS):
+        while not ended.wait(LOOK_SECONDS):
             self.run()
 
     def run_last(self) -> None:
@@ -147,7 +242,7 @@ class Sweeps:
         with self._lock:
             if self._timer is not None:
                 return
-            seconds = self._interval / SECOND if self._began else _LOOK_SECONDS
+            seconds = self._interval / SECOND if self._began else LOOK_SECONDS
             self._began = True
             self._timer = threading.Timer(seconds, self._run_once)
             self._timer.name, self._timer.daemon = "spark_mq sweep", True
