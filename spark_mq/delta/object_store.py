@@ -22,6 +22,7 @@ from spark_mq.delta.storage_options import PROVIDERS, account_name, endpoint_of,
 from spark_mq.delta.store_errors import DamagedFile, one_line
 from spark_mq.errors import InvalidOption
 from spark_mq.util.loading import integration
+from spark_mq.util.validation import short_repr
 
 __all__ = [
     "FileInfo",
@@ -224,6 +225,12 @@ def join(root: str, name: str) -> str:
 
 def absolute_path(path: Any, option: str = "path") -> str:
     """Return an absolute local path, or a URI without a final slash. Raise InvalidOption."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InvalidOption(
+            f"{option}={short_repr(path)} is not a path: give text or a path object",
+            option=option,
+            value=path,
+        )
     text = to_abfss(_without_file_scheme(path))
     if not text.strip():
         raise InvalidOption(

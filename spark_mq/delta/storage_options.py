@@ -78,6 +78,8 @@ _FILES: Final = {
     "application_credentials", "container_authorization_token_file", "federated_token_file",
     "service_account", "web_identity_token_file",
 }  # fmt: skip
+# The options whose values may have several lines.
+_DOCUMENTS: Final = {"proxy_ca_certificate", "root_certificate", "service_account_key"}
 _CLIENT: Final = _same(
     "allow_http allow_invalid_certificates connect_timeout default_content_type http1_only"
     " http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle"
@@ -159,6 +161,9 @@ def store_options(
             _add_connection_string(wanted, environment or {})
         _check_emulator(wanted.config, names, around)
     _add_environment(provider, wanted.client_options, around)
+    for key, variable in around.items():
+        if key not in wanted.config and key not in wanted.client_options:
+            _check_line(variable.name, key, variable.text)
     if environment is not None:
         _check_http(provider, wanted, names, around)
     return StoreOptions(wanted.config, wanted.client_options, _nested(wanted.retry_config))
@@ -302,6 +307,7 @@ def _is_of_another(low: str) -> bool:
 
 
 def _value(name: str, group: str, key: str, value: str) -> Any:
+    _check_line(name, key, value)
     if group == "retry_config":
         return _retry_value(name, key, value)
     if name.lower().endswith("s3_addressing_style"):
@@ -313,6 +319,12 @@ def _value(name: str, group: str, key: str, value: str) -> Any:
     if key == "allow_http" and value.lower() in _TRUE | _FALSE:
         return str(value.lower() in _TRUE).lower()
     return value
+
+
+def _check_line(name: str, key: str, value: str) -> None:
+    """Raise InvalidOption for a value, such as a secret from a file, that no header can carry."""
+    if key not in _DOCUMENTS and any(character < " " or character == "\x7f" for character in value):
+        raise _invalid(name, "it has a line break or another control character. Remove it")
 
 
 def _retry_value(name: str, key: str, value: str) -> Any:

@@ -76,7 +76,12 @@ from spark_mq.operations.schedules import ScheduleInfo, list_schedules
 from spark_mq.operations.trace import Trace
 from spark_mq.util.clock import Duration, to_datetime
 from spark_mq.util.records import ArrowRows, Record, Records
-from spark_mq.util.validation import validate_count, validate_position
+from spark_mq.util.validation import (
+    validate_count,
+    validate_name,
+    validate_position,
+    validate_text,
+)
 
 
 def find_queues(
@@ -228,7 +233,7 @@ class QueueViews:
         >>> queue.sql("SELECT state, count(*) AS n FROM messages GROUP BY state").to_pylist()
         [{'state': 'ready', 'n': 2}]
         """
-        return ArrowRows(run_query(self._context, query))
+        return ArrowRows(run_query(self._context, validate_text("sql", query)))
 
     def schedules(self) -> Records[ScheduleInfo]:
         """Return the schedules by name, with their next and last instants."""
@@ -279,6 +284,8 @@ class QueueViews:
         `n` is the most changes to return, and `since` how far to look back. With a group it returns
         only its changes, otherwise those of all groups and of the queue itself.
         """
+        if group is not None:
+            validate_name("group", group)
         return Records(list_changes(self._context, validate_count("n", n), since, group))
 
     def throughput(
@@ -290,6 +297,8 @@ class QueueViews:
         no row. `since` is how far to look back: ``history/`` goes back 30 days by default. `every`
         is the length of an interval.
         """
+        if group is not None:
+            validate_name("group", group)
         return ArrowRows(throughput(self._context, since=since, every=every, group=group))
 
     def _throughput_known_since(self) -> tuple[datetime, datetime]:

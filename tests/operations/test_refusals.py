@@ -470,6 +470,7 @@ LOOKING = [
     *of("plot.lanes", "top", [1_000]),
     *of("plot.life", "message_id", ["other"]),
     *of("plot.ages", "since", ["1000d"], every="1s", reported=("since/every", 1000 * 86_400)),
+    *of("queue.sql", "sql", [b"\xff", 7], "is not text: give a str"),
     *of("queue.sql", "sql", ["SELECT nope FROM messages"], '"nope" not found'),
     *of(
         "queue.sql",

@@ -39,6 +39,7 @@ from spark_mq.util.sql import connect
 from spark_mq.util.validation import short_repr
 
 _ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
+_STORAGE_OPTION: Final = "--storage-option"
 _MOST_COMPLETED: Final = 1_000  # entries of a folder that are looked at
 
 
@@ -86,10 +87,9 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            # The value may be a secret, so the error does not show it.
-            raise InvalidOption(
-                f"{name} {short_repr(key)} has no value: give NAME=VALUE", option=name, value=key
-            )
+            # The text may be a secret, so the error does not show it.
+            shown = "" if name == _STORAGE_OPTION else f" {short_repr(key)}"
+            raise InvalidOption(f"{name}{shown} has no value: give NAME=VALUE", option=name)
         values[key] = value
     return values
 
@@ -127,7 +127,7 @@ class Invocation:
 
     @cached_property
     def storage_options(self) -> dict[str, str]:
-        return parse_pairs("--storage-option", self.storage_pairs)
+        return parse_pairs(_STORAGE_OPTION, self.storage_pairs)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -294,7 +294,7 @@ _STORAGE: Final = _parameter(
     option(
         "Option of the object store. Repeatable. Prefer the environment for secrets.",
         metavar="NAME=VALUE",
-        envvar="SPARK_MQ_STORAGE_OPTION",
+        envvar="SPARK_MQ__STORAGE_OPTION",
     ),
 )
 _OUTPUT: Final = _parameter(

@@ -145,9 +145,11 @@ def configure(
     if create:
         group = ctx.queue.group(str(ctx.group_name), start=number_in(start or "earliest"))
         row["created"] = not group.exists()
-        group.ensure()
-    before = ctx.group.settings
-    after = ctx.group.configure(**ctx.settings) if ctx.settings else before
+    else:
+        group = ctx.group
+    before = group.settings
+    # A wrong setting is refused before the group is created.
+    after = group.configure(**ctx.settings) if ctx.settings else group.ensure().settings
     return {**row, **shown_settings(before, after, json=ctx.json)}
 
 

@@ -446,6 +446,12 @@ def test_only_an_empty_path_names_no_folder(path: Any) -> None:
         assert absolute_path(path) in ("/", os.getcwd())
 
 
+@pytest.mark.parametrize("path", [b"queue", 7, None, ["queue"]])
+def test_only_text_and_path_objects_are_paths(path: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"target=.* is not a path: give text"):
+        absolute_path(path, "target")
+
+
 def test_a_dot_at_the_end_of_a_folder_is_part_of_its_name_elsewhere() -> None:
     assert absolute_path("s3://bucket/a./b.") == "s3://bucket/a./b."
 

@@ -175,6 +175,29 @@ def test_an_option_that_cannot_work_is_refused(name: str, value: str) -> None:
     assert_hidden(caught.value)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\0", "\x7f"])
+def test_a_value_that_no_header_can_carry_is_refused(end: str) -> None:
+    """Such as a secret with the end of its file. The store's client would panic."""
+    for options, around in (
+        ({"aws_secret_access_key": SECRET + end}, {}),
+        ({}, {"AWS_SECRET_ACCESS_KEY": SECRET + end}),
+    ):
+        with pytest.raises(
+            InvalidOption, match=r"(?i)'aws_secret_access_key'.*line break"
+        ) as caught:
+            store_options("s3", options, around)
+        assert_hidden(caught.value)
+    given = {"secret_access_key": SECRET}  # instead of the variable
+    assert store_options("s3", given, {"AWS_SECRET_ACCESS_KEY": end}).config == given
+
+
+def test_a_document_may_have_several_lines() -> None:
+    key = "{\n}\n"
+    assert store_options("gs", {"google_service_account_key": key}).config == {
+        "service_account_key": key
+    }
+
+
 def test_two_names_of_one_option_must_agree() -> None:
     agreed = store_options("s3", {"AWS_REGION": "a", "region": "a"})
     assert agreed.config == {"region": "a"}
