@@ -241,7 +241,6 @@ class LedgerEditor:
         return _join((first, last, ledger.message_counts[row]), span)
 
     def _list(self, merged: list[Range]) -> list[Range]:
-        """Return the ranges of the next ledger, if this one is small."""
         removed, before = self._removed, self.ledger.rows or ()
         kept = [r for row, r in enumerate(before) if row not in removed]
         return sorted([*kept, *merged], key=_first_of)

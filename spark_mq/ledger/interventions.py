@@ -132,7 +132,6 @@ def _expired(
 def _delayed_unread(
     ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], now: int
 ) -> list[Interval]:
-    """Return the unread messages of some intervals that are due later."""
     unread = unread_range(ledger, index)
     pieces = unread.within(wanted, index) if unread else []
     later = (r for piece in pieces for r in split_by_time(piece, index, now, now).later)
@@ -185,7 +184,6 @@ class _Change:
         return r.state == LEASED and self.attempts is not None and r.delivery_count >= self.attempts
 
     def _is_due(self, r: Range) -> bool:
-        """Return whether all messages of an available range are due."""
         if (r.available_at or 0) > self.now:
             return False
         return not split_by_time(r, self.index, self.now, self.now).later

@@ -124,7 +124,6 @@ def estimate_isolation(ledger: Ledger, rules: GroupSettings) -> Isolation:
 
 
 def _isolation_of(ledger: Ledger, head: Range, limit: int, attempts: int) -> Isolation:
-    """Return the isolation of the messages that failed together with a suspect."""
     waiting = ledger.count((AVAILABLE,), *failed_together(head))
     settled = settled_since(ledger, head)
     given = (limit, head.delivery_count, attempts, head.lease_size)

@@ -137,7 +137,6 @@ class Configure(Command[GroupSettings]):
 
 
 def _without_writes(ledger: Ledger) -> Ledger:
-    """Return the ledger without the writes of leases, whose sink is gone."""
     editor = LedgerEditor(ledger)
     for r in editor.remove(ledger.find(UNSETTLED, ("sink_writes", "is set", True))):
         editor.add(r._replace(sink_writes=None), r)

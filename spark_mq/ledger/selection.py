@@ -185,7 +185,6 @@ class Candidates:
             yield from self._closed(end + 1, last)
 
     def _closed(self, first: int, last: int) -> Iterator[Part]:
-        """Yield messages that a lease may not take, if that closes their slots."""
         if self._closing is not None and (slots := self.index.slots_in(first, last)):
             yield first, last, slots
 

@@ -108,7 +108,6 @@ def numbers_in(slots: int) -> list[int]:
 
 @lru_cache
 def _each_priority(width: int) -> int:
-    """Return the set of the first slot of each priority."""
     return sum(1 << level * width for level in range(MAX_PRIORITY + 1))
 
 

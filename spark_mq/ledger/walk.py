@@ -97,7 +97,6 @@ def _states(ledger: Ledger, now: int) -> list[str]:
 def _split(
     r: Range, index: MessageIndex, now: int, row: int | None, rules: GroupSettings
 ) -> Iterator[Piece]:
-    """Split a range that is unread or due, by the times of its messages."""
     split = split_by_time(r, index, now, now)
     pieces = [Piece(READY, part.first, part.last, row) for part in split.due]
     pieces += [

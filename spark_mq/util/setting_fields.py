@@ -356,7 +356,6 @@ class Settings(Record):
         return cast(Self, replace(cast(Any, self), **checked))
 
     def _unknown(self, name: str, value: Any) -> InvalidOption:
-        """Return the error for a name that is no setting of these."""
         raise NotImplementedError
 
     def encoded(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from support.having import having
 from support.ledger_group import SECOND, Group
 from support.slot_files import LANES, LAYOUT, file_of, ordered
 
-from spark_mq.ledger.lane_backlog import Holder, LaneBacklog, LaneStats, count_lanes
+from spark_mq.inspect.lanes import Holder, LaneBacklog, LaneStats, count_lanes
 from spark_mq.ledger.message_index import DeliveryTimes, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.stats import compute_stats
