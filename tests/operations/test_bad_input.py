@@ -287,6 +287,16 @@ def test_good_names(queue: Queue, value: str) -> None:
     assert again(queue).group(value).stats().leased == 2
 
 
+# -- settling
+
+
+def test_settling_nothing_changes_nothing(tmp_path: Path, queue: Queue) -> None:
+    held = queue.group().lease("w")
+    before = contents(tmp_path)
+    assert held.ack([]).settled == 0
+    assert contents(tmp_path) == before
+
+
 # -- secrets
 
 SECRET = "s3cr3t-never-reported"

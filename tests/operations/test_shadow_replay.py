@@ -556,19 +556,6 @@ def test_what_ends_a_worker_ends_a_replay(error: type[BaseException]) -> None:
         queue.replay(handler, "billing", mode="batch")
 
 
-def test_an_exit_fails_a_message_as_in_a_worker() -> None:
-    queue = memory_queue()
-    settle_as(queue, "ack:a")
-
-    def handler(_: Lease) -> None:
-        raise SystemExit(3)
-
-    (row,) = queue.replay(handler, "billing", mode="batch").table.to_pylist()
-    assert (row["outcome_now"], row["error"]) == (
-        "failed", "RuntimeError: the handler raised SystemExit: 3",
-    )  # fmt: skip
-
-
 def test_many_errors_are_counted_in_bounded_memory(limits: Limits) -> None:
     limits(replay_shapes=3)
     queue = memory_queue()

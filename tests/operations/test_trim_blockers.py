@@ -9,6 +9,7 @@ from support.handles import again, lease, take_all, trim
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError
+from spark_mq.maintenance.retention import GroupStart, counting_groups
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -125,6 +126,16 @@ def test_a_group_that_has_settled_all_does_not_expire(make: Make, clock: ManualC
     assert [message.value for message in taken.messages] == [b"b"], "no loss to accept"
 
 
+def test_nobody_holds_back_what_a_hard_limit_has_trimmed(clock: ManualClock) -> None:
+    queue = memory_queue(clock, retention="1h", hard_retention="2h")
+    queue.group("slow").ensure()
+    queue.publish("old")
+    clock.advance("3h")
+    assert trim(queue) == 1
+    queue.publish("young")
+    assert queue.stats()["trim_blocked_by"] == []
+
+
 def test_an_expiry_can_be_set_later_and_reaches_open_groups(make: Make, clock: ManualClock) -> None:
     queue = make(retention="1h")
     gone = again(queue).group("gone").ensure()
@@ -136,3 +147,11 @@ def test_an_expiry_can_be_set_later_and_reaches_open_groups(make: Make, clock: M
     assert trim(queue) == 1
     with pytest.raises(DataLossError):
         gone.lease("w")
+
+
+@pytest.mark.parametrize(("last_change", "counts"), [(None, True), (89, False)])
+def test_a_group_counts_if_nobody_knows_its_last_commit(
+    last_change: int | None, counts: bool
+) -> None:
+    groups = {"live": GroupStart(9, 100), "old": GroupStart(3, last_change)}
+    assert ("old" in counting_groups(groups, 9, 100, expiry=10)) is counts

@@ -484,6 +484,22 @@ def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     release.set()
 
 
+def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.publish(["a"])
+    failures = [OSError("reset")]
+
+    def take(run: Callable[[], Any], _: object) -> Any:
+        if failures:
+            raise failures.pop()
+        return run()
+
+    on_commands(monkeypatch, take)
+    assert drain(queue, lambda _: None, poll_interval="10ms").settled == 1
+    assert not failures
+
+
 def test_a_blocked_group_is_waited_out(make: Make) -> None:
     queue = make(on_max_deliveries="block", max_failures=1)
     s = queue.publish(["a", "b"]).sequences
