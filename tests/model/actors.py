@@ -286,13 +286,6 @@ def flaky_late(ctx: Context, batch: Frame, lease: BatchLease) -> None:
         lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
 
 
-def flaky_returned(ctx: Context, batch: Frame, lease: BatchLease) -> Frame | None:
-    """The same verdicts, returned: DESIGN section 7 says why that is wrong."""
-    bad = ctx.choose(len(batch.sequences) + 1)
-    write(ctx, batch, lease, [s for at, s in enumerate(batch.sequences) if at + 1 != bad])
-    return Frame(batch.lease_id, [batch.sequences[bad - 1]]) if bad else None
-
-
 def refuses(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     """Nacks all by name, now and then, before it has written anything."""
     if ctx.choose(2):
