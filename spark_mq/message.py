@@ -369,7 +369,7 @@ def _problem(m: Message) -> str | None:
     if headers is None:
         return "headers that aren't a mapping from str to str: leave out a header without a value"
     texts = [m.value, m.key, m.message_id, m.dedup_id, *headers]
-    if not all(_is_utf8(text) for text in texts if isinstance(text, str)):
+    if not all(is_utf8(text) for text in texts if isinstance(text, str)):
         return "text that has no UTF-8 form (a lone surrogate)"
     for name, at in zip(TIME_COLUMNS, (m.deliver_at, m.expires_at), strict=True):
         if problem := _time_problem(at):
@@ -465,7 +465,7 @@ def _time_problem(at: Any) -> str:
     return ""
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from spark_mq.errors import CorruptLog, InvalidOption, LeaseLost, MessagesHeld
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.interventions import Intervene, Intervention
 from spark_mq.ledger.settle import Extend, SettleOutcome, SettlePart
-from spark_mq.message import MessageSelector
+from spark_mq.message import MessageSelector, is_utf8
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.history import find_past_lease
 from spark_mq.parquet.reader import MessageReader
@@ -321,7 +321,9 @@ def find_values(
     messages: MessageTable, column: str, wanted: Collection[str], intervals: Sequence[Interval]
 ) -> list[tuple[int, str]]:
     """Return sequence and value of the messages whose `column` (message_id or key) is wanted."""
-    values, pairs = pa.array(wanted, pa.string()), list[tuple[int, str]]()
+    # No other text can be in the table.
+    values = pa.array([text for text in wanted if is_utf8(text)], pa.string())
+    pairs = list[tuple[int, str]]()
     index = messages.index(max((last for _, last in intervals), default=-1))
     reader = MessageReader(messages.files, [column])
     for piece in (piece for first, last in intervals for piece in index.slices(first, last)):
