@@ -1,1 +1,1 @@
-"""Sweep, repair, redrive and drop queues: one file for each chore."""
+"""Sweep, repair, redrive and drop queues."""
