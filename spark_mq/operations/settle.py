@@ -161,10 +161,12 @@ def _lost_by_end(selection: _Selection, part: SettlePart, now: int) -> list[tupl
 def _without_repeats(
     ledger: GroupLedger, asked: Sequence[_Asked], outcomes: Sequence[SettleOutcome]
 ) -> tuple[list[_Asked], list[SettleOutcome]]:
-    """Treat the id of a lease that has ended like its lease object, which may settle again."""
+    """Leave out leases that have settled all of their messages before, by their object or id."""
     kept: list[_Asked] = []
     kept_outcomes: list[SettleOutcome] = []
     for (selection, part), outcome in zip(asked, outcomes, strict=True):
+        if part.whole and not (outcome.settled or outcome.already_settled or outcome.lost):
+            continue  # only gaps between commits were left of its intervals
         seeks_past = selection.held is None and selection.intervals is None and not outcome.settled
         if seeks_past and (past := find_past_lease(ledger, selection.lease_id)) is not None:
             if not (unsettled := subtract(*past)):

@@ -29,6 +29,36 @@ def test_threads_share_one_lease(queue: Queue) -> None:
     assert taken.ack() == SettleResult(0)
 
 
+@pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release"])
+def test_a_lease_over_several_commits_has_nothing_left_once_each_message_is_settled(
+    queue: Queue, verb: str
+) -> None:
+    """Between two commits are sequences without messages, which nobody settles."""
+    for _ in range(3):
+        queue.publish(["a", "b"])
+    held = lease(queue, 6)
+    getattr(held, verb)([message.sequence for message in held.messages])
+    before = commits(queue)
+    for rest in (held.ack, held.nack, held.reject, held.release):
+        assert rest() == SettleResult(0)
+    assert commits(queue) == before
+
+
+def test_a_lease_over_several_commits_that_another_worker_has_got_is_lost(queue: Queue) -> None:
+    for _ in range(2):
+        queue.publish(["a", "b"])
+    held = lease(queue, 4)
+    held.ack([held.messages[0].sequence, held.messages[3].sequence])
+    queue.group().discard([m.sequence for m in held.messages[1:3]], force=True)
+    assert held.ack() == SettleResult(0, already_settled=2)
+    queue.publish(["c"])
+    queue.publish(["d"])
+    other = lease(queue, 2)
+    queue.group().seek("earliest")
+    with pytest.raises(LeaseLost):
+        other.ack()
+
+
 def three(queue: Queue) -> tuple[Any, ...]:
     """Three leases of two messages each, and their sequences."""
     receipt = queue.publish([Message(str(n), message_id=f"id-{n % 4}") for n in range(6)])
