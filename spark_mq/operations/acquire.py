@@ -37,7 +37,7 @@ STORE_POLL: Final = 2.0  # 60 requests a minute, because each look asks for two 
 FIRST_PAUSE: Final = 0.01  # seconds until the second try; later pauses grow by half
 # On a disk, how many looks at messages/ there are to a try, which costs much more, and the seconds
 # that are at least between them.
-LOOKS_A_TRY: Final = 33
+LOOKS_A_TRY: Final = 31
 SHORTEST_LOOK: Final = 0.01
 # Over a store, where each look costs two requests, the first pause is longer and doubles.
 FIRST_STORE_PAUSE: Final = 0.25
