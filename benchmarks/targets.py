@@ -116,7 +116,7 @@ def store() -> Iterator[Target]:
         name = f"S3: requests of one {verb}"
         yield Target(name, goal, "", of(name), most=True)
     at = "S3 at 30 ms a request"
-    for count, goal in ((1, 25), (8, 80), (32, 250)):
+    for count, goal in ((1, 25), (8, 45), (32, 120)):
         name = f"{at}, {count} worker{'s' * (count > 1)}"
         rate = of(f"{name} on 1 group: operations/s")
         yield Target(f"{name}: operations", goal, "/s", rate)
