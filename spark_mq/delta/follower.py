@@ -65,6 +65,7 @@ class LogFollower:
         self._gap_checked: Instant | None = None
         self.generation = 0  # how often it was opened: again if it was not as it was left
         self._own_streak = 0  # commits of this handle in a row, with no other commit between them
+        self._found_one = False  # whether the last look found one new commit
         # When the state was certainly the latest, before any cleaning.
         self._sure_at: Instant | None = None
 
@@ -241,16 +242,20 @@ class LogFollower:
 
     def _follow(self, state: TableState) -> None:
         started = state.version
-        for commit in self.following(state.version + 1):
+        for commit in self.following(state.version + 1, read=2 if self._found_one else 0):
             self._apply(state, commit)
+        self._found_one = state.version == started + 1
         if state.version == started and started >= 0:
             self._check_gap(state.version)
 
-    def following(self, version: int) -> Iterator[Commit]:
-        """Iterate over the commits from a version on, up to the first missing one."""
-        read = 0
+    def following(self, version: int, read: int = 0) -> Iterator[Commit]:
+        """Iterate over the commits from a version on, up to the first missing one.
+
+        `read` is how many were read before. Several requests are made at once after two commits, or
+        if the last look found one. Then this one often does, too, and sees that it is the last.
+        """
         while True:
-            if read >= 2 and not self._local:  # far behind: several requests at once
+            if read >= 2 and not self._local:
                 ahead = min(read, _READ_AHEAD)
                 commits = self._read_ahead(version, ahead)
                 yield from commits

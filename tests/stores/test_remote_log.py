@@ -11,9 +11,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from support.byte_store import ByteStore, Call
 from support.checker import check_queue
 from support.clocks import MachineClocks
 from support.faulty_store import AFTER, RESET, FaultyStore
@@ -110,6 +112,25 @@ def test_a_lease_does_not_take_what_another_has_just_taken(
     assert {m.delivery_count for m in mine.messages} == {1}
     assert (theirs.ack().settled, mine.ack().settled) == (2, 4)
     assert listings(proxy) == []
+
+
+def test_who_takes_turns_with_another_asks_for_two_commits_at_once(
+    queue: Queue, late: Queue, byte_store: ByteStore
+) -> None:
+    """As the two processes of a stream do: one leases, the other settles."""
+    queue.publish(["a", "b", "c"])
+    log, both = ledgers_of(late).log, threading.Barrier(2)
+
+    def meet(call: Call) -> Any:
+        both.wait(30)
+        return call.run()
+
+    for _ in range(2):
+        queue.group().lease("w", max_messages=1)
+        seen = log.refresh().version
+    byte_store.on("read", act=meet, of=ledgers_of(late).files)
+    queue.group().lease("w", max_messages=1)
+    assert log.refresh().version == seen + 1
 
 
 @pytest.mark.parametrize(
