@@ -52,7 +52,12 @@ from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.user import acting_by_default
-from spark_mq.util.validation import short_repr, validate_group, validate_name
+from spark_mq.util.validation import (
+    short_repr,
+    validate_group,
+    validate_name,
+    validate_storage_options,
+)
 from spark_mq.worker.replay_report import ReplayReport
 from spark_mq.worker.run import WorkOptions
 from spark_mq.worker.shadow_replay import shadow_replay
@@ -120,7 +125,8 @@ class Queue(QueueViews):
         NotAQueue
             Something else is at the path, or it lies within another queue or around one.
         """
-        given, root, options = tuple(settings), absolute_path(path), dict(storage_options or {})
+        options = validate_storage_options(storage_options)
+        given, root = tuple(settings), absolute_path(path)
         wanted = settings_at(root, settings, options)
         created = create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
         context = open_context(root, options, clock)
@@ -143,7 +149,8 @@ class Queue(QueueViews):
         ``leases/`` is missing, and UnsupportedTable if a table has a feature that spark_mq does not
         support.
         """
-        return cls(open_context(absolute_path(path), dict(storage_options or {}), clock))
+        options = validate_storage_options(storage_options)
+        return cls(open_context(absolute_path(path), options, clock))
 
     @staticmethod
     def find_all(
@@ -155,7 +162,8 @@ class Queue(QueueViews):
         a queue, so that a check names it. Up to `max_depth` folders, from 0 to 100, may be between
         the path and a queue.
         """
-        return find_queues(absolute_path(path), storage_options, max_depth=max_depth)
+        options = validate_storage_options(storage_options)
+        return find_queues(absolute_path(path), options, max_depth=max_depth)
 
     @staticmethod
     def drop_at(path: Path, name: str, *, storage_options: Mapping[str, str] | None = None) -> int:
@@ -164,7 +172,7 @@ class Queue(QueueViews):
         The parameters and results are those of :meth:`create` and :meth:`drop`. Raises
         QueueNotFound if there is no queue at the path, and NotAQueue if something else is there.
         """
-        return drop_queue(absolute_path(path), name, storage_options)
+        return drop_queue(absolute_path(path), name, validate_storage_options(storage_options))
 
     @property
     def path(self) -> str:

@@ -10,7 +10,7 @@ import difflib
 import inspect
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
@@ -122,6 +122,15 @@ def invalid(option: str, value: Any, problem: str) -> InvalidOption:
     return InvalidOption(text, option=option, value=value)
 
 
+def validate_storage_options(value: Any) -> dict[str, str]:
+    """Validate that storage options are a mapping, or None. The error shows none of them."""
+    if value is not None and not isinstance(value, Mapping):
+        kind = type(value).__name__
+        text = f"storage_options is a {kind}: give a mapping, such as {{'region': 'eu-west-1'}}"
+        raise InvalidOption(text, option="storage_options", value=kind)
+    return dict(value or {})
+
+
 def validate_error(value: Any, option: str = "error") -> str | None:
     """Validate the text of a failure or of another reason. None is valid."""
     if value is None or isinstance(value, str):
@@ -211,7 +220,7 @@ def validate_text(option: str, value: Any) -> str:
 
 def validate_lease_id(value: Any) -> str:
     """Validate a lease id. Only the ledger knows whether the lease exists."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value.isascii() or not value:
         text = "is not a lease id: give the lease_id of a Lease, or of its rows"
         raise invalid("lease_id", value, text)
     return value

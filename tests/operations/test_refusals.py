@@ -195,6 +195,13 @@ NOT_NAMES = ["", "a b", "a'b", "x" * 129, "__horizon", 5]
 NOT_POSITIONS = ["first", "2026-01-31T12:00:00", -1, True, 1.5, None, AWARE.date()]
 
 SETTINGS = [
+    *of(
+        "Queue.create",
+        "storage_options",
+        ["x"],
+        "give a mapping",
+        reported=("storage_options", "str"),
+    ),
     *of("Queue.create", "visibility_timeout", [*NOT_DURATIONS, None, 0, "0s"], "'30s'"),
     *of("memory_queue", "visibility_timeout", [0, None]),
     *[
@@ -350,7 +357,7 @@ HANDLING = [
         refusal
         for verb in ("ack", "nack", "reject", "release")
         for refusal in (
-            *of(f"group.{verb}", "lease_id", [None, 5]),
+            *of(f"group.{verb}", "lease_id", [None, 5, "\ud800"]),
             *of(f"group.{verb}", "lease_id", [b"x"], reported=("lease_id", b"x"[0])),
             *of(f"group.{verb}", "lease_id", [[""]], reported=("lease_id", "")),
             *of(f"group.{verb}", "message_ids", ["id-1", [1]], "a list of text"),
