@@ -294,7 +294,7 @@ _STORAGE: Final = _parameter(
     option(
         "Option of the object store. Repeatable. Prefer the environment for secrets.",
         metavar="NAME=VALUE",
-        envvar="SPARK_MQ__STORAGE_OPTION",
+        envvar="SPARK_MQ_STORAGE_OPTION",
     ),
 )
 _OUTPUT: Final = _parameter(
