@@ -275,7 +275,9 @@ def test_a_few_options_are_read_from_the_environment(run: Run, queue: Queue, han
     rows = run("peek", "--state", "dead", SPARK_MQ_OUTPUT="json", **where).rows
     assert [row["message_id"] for row in rows] == ["id-bad"]
     run("group", "describe", "audit", SPARK_MQ_QUEUE=queue.path)
-    assert run("peek", SPARK_MQ_STORAGE_OPTION="a=b c", expect=2, **where).err.count("'c'") == 1
+    refused = run("peek", SPARK_MQ_STORAGE_OPTION="a=b secret", expect=2, **where).err
+    assert "--storage-option has no value" in refused
+    assert "secret" not in refused
     work = {"SPARK_MQ_HANDLER": "handlers:one", "SPARK_MQ_MODE": "message",
             "SPARK_MQ_THREADS": "2", "SPARK_MQ_WORKER_ID": "me"}  # fmt: skip
     options = {**work, **where, "SPARK_MQ_GROUP": "new", "SPARK_MQ_VERBOSE": "1"}
