@@ -26,7 +26,7 @@ PLAIN = {
 SPARK = {
     "stream_to_delta": ["archived 10 rows", "acked 10"],
     "upsert_accounts": ["100 accounts of second in Bern, closed: True\n", "acked 400"],
-    "validate_orders": ["valid: 1", "not JSON: Expecting value", "negative amount"],
+    "validate_orders": ["valid: 1", "not JSON: invalid character", "negative amount"],
 }
 
 
