@@ -52,12 +52,7 @@ from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.user import acting_by_default
-from spark_mq.util.validation import (
-    short_repr,
-    validate_group,
-    validate_name,
-    validate_storage_options,
-)
+from spark_mq.util.validation import short_repr, validate_group, validate_name, validate_options
 from spark_mq.worker.replay_report import ReplayReport
 from spark_mq.worker.run import WorkOptions
 from spark_mq.worker.shadow_replay import shadow_replay
@@ -125,8 +120,11 @@ class Queue(QueueViews):
         NotAQueue
             Something else is at the path, or it lies within another queue or around one.
         """
-        options = validate_storage_options(storage_options)
-        given, root = tuple(settings), absolute_path(path)
+        given, root, options = (
+            tuple(settings),
+            absolute_path(path),
+            validate_options(storage_options),
+        )
         wanted = settings_at(root, settings, options)
         created = create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
         context = open_context(root, options, clock)
@@ -149,8 +147,7 @@ class Queue(QueueViews):
         ``leases/`` is missing, and UnsupportedTable if a table has a feature that spark_mq does not
         support.
         """
-        options = validate_storage_options(storage_options)
-        return cls(open_context(absolute_path(path), options, clock))
+        return cls(open_context(absolute_path(path), validate_options(storage_options), clock))
 
     @staticmethod
     def find_all(
@@ -162,7 +159,7 @@ class Queue(QueueViews):
         a queue, so that a check names it. Up to `max_depth` folders, from 0 to 100, may be between
         the path and a queue.
         """
-        options = validate_storage_options(storage_options)
+        options = validate_options(storage_options)
         return find_queues(absolute_path(path), options, max_depth=max_depth)
 
     @staticmethod
@@ -172,7 +169,7 @@ class Queue(QueueViews):
         The parameters and results are those of :meth:`create` and :meth:`drop`. Raises
         QueueNotFound if there is no queue at the path, and NotAQueue if something else is there.
         """
-        return drop_queue(absolute_path(path), name, validate_storage_options(storage_options))
+        return drop_queue(absolute_path(path), name, validate_options(storage_options))
 
     @property
     def path(self) -> str:

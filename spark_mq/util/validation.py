@@ -122,7 +122,7 @@ def invalid(option: str, value: Any, problem: str) -> InvalidOption:
     return InvalidOption(text, option=option, value=value)
 
 
-def validate_storage_options(value: Any) -> dict[str, str]:
+def validate_options(value: Any) -> dict[str, str]:
     """Validate that storage options are a mapping, or None. The error shows none of them."""
     if value is not None and not isinstance(value, Mapping):
         kind = type(value).__name__
