@@ -120,7 +120,7 @@ def test_two_versions_share_a_queue(commit: str, creator: int, tmp_path: Path) -
                 version.call("settle", "ack", value)
                 acked.append(value)
         assert versions[creator].call("redrive") == 6
-        values = [f"many-{number}" for number in range(2_000)]
+        values = [f"many-{number}" for number in range(5_000)]
         versions[creator].call("publish", values)
         for version in versions:
             version.begin("drain", 5)
