@@ -65,7 +65,7 @@ class LogFollower:
         self._gap_checked: Instant | None = None
         self.generation = 0  # how often it was opened: again if it was not as it was left
         self._own_streak = 0  # commits of this handle in a row, with no other commit between them
-        self._found_one = False  # whether the last look found one new commit
+        self._takes_turns = False  # whether the last look saw just one new commit
         # When the state was certainly the latest, before any cleaning.
         self._sure_at: Instant | None = None
 
@@ -242,9 +242,9 @@ class LogFollower:
 
     def _follow(self, state: TableState) -> None:
         started = state.version
-        for commit in self.following(state.version + 1, read=2 if self._found_one else 0):
+        for commit in self.following(state.version + 1, read=2 if self._takes_turns else 0):
             self._apply(state, commit)
-        self._found_one = state.version == started + 1
+        self._takes_turns = state.version == started + 1
         if state.version == started and started >= 0:
             self._check_gap(state.version)
 

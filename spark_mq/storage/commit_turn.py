@@ -17,7 +17,7 @@ import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,11 +99,8 @@ class CommitTurn(ABC):
         self.shared = False  # whether the commit that ran the own request ran others, too
 
     @abstractmethod
-    def wait(self, until: float, is_idle: Callable[[], bool] = lambda: False) -> Any | None:
-        """Return the outcome in another's commit, or None if this writer must commit by itself.
-
-        `is_idle` says whether the commands change nothing as of the last look at the log.
-        """
+    def wait(self, until: float) -> Any | None:
+        """Return the outcome in another's commit, or None if this writer must commit by itself."""
 
     @abstractmethod
     def requests_to_run(self) -> Sequence[DelegatedRequest]:

@@ -147,7 +147,7 @@ class Peers:
 
     def note_lone_commit(self, files: ObjectStore) -> None:
         """Note a commit without a turn. Look for others beside the next one now and then."""
-        self._quiet_commits += 1
+        self.note_commit(shared=False)
         self._lone_commits += 1
         if self._lone_commits >= LOOK_EVERY:
             self._lone_commits = 0
@@ -158,20 +158,19 @@ class Peers:
 
     def _look_for_others(self, files: ObjectStore) -> None:
         try:
-            known = self._known
-            if self.read_names(file.path for file in files.list(FOLDER)) - known:
+            if self.read_names(file.path for file in files.list(FOLDER)):
                 self.met()
         except OSError as error:  # also a name that the store's client cannot read
             _log.debug("requests in %s were not listed: %s", files.root, error)
 
     def read_names(self, paths: Iterable[str]) -> Set[str]:
-        """Note the pleas among the names of a listing, each once. Return the names."""
+        """Note the pleas among the new names of a listing. Return the new names."""
         names = {path.rpartition("/")[2] for path in paths}
-        pleas = [_PLEA.fullmatch(name) for name in names - self._known]
+        new, self._known = names - self._known, names
+        pleas = [_PLEA.fullmatch(name) for name in new]
         asked = [int(plea[1]) / 1_000 for plea in pleas if plea is not None]
-        self._known = names
         self._wait_once = min(max([self._wait_once, *asked]), LONGEST_PLEA)
-        return names
+        return new
 
     def grant_pleas(self) -> None:
         """Wait for once if another writer has asked for it."""
@@ -225,10 +224,12 @@ class DelegationTurn(CommitTurn):
         log: DeltaLog,
         commands: Sequence[Any],
         peers: Peers | None = None,
+        is_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(log)
         self._files = files
         self._peers = peers or Peers()
+        self._is_idle = is_idle  # whether the commands change nothing as of the last look
         request = DelegatedRequest(uuid.uuid4().hex, self._seen, commands)
         self._request = _with_packed_commands(request, files.root)
         self._latency = 0.0  # of the write of the file, in seconds
@@ -242,7 +243,7 @@ class DelegationTurn(CommitTurn):
     def request_id(self) -> str:
         return self._request.request_id
 
-    def wait(self, until: float, is_idle: Callable[[], bool] = lambda: False) -> Any | None:
+    def wait(self, until: float) -> Any | None:
         self.delegate()
         began, listed, listed_at = time.monotonic(), None, -1
         self._look_at = began + REQUESTS_BEFORE_OUTCOME * self._latency
@@ -254,7 +255,9 @@ class DelegationTurn(CommitTurn):
                 if self._log.state.version == listed_at:
                     return None
                 listed, listed_at = self._look(), self._log.state.version
-                if is_idle():  # what commits nothing does not have to wait for those before it
+                if (
+                    self._is_idle()
+                ):  # what commits nothing does not have to wait for those before it
                     return None
             else:
                 self._wait_for_commit(min(until, now + WAIT_PER_WRITER_SECONDS))

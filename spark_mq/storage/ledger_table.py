@@ -257,9 +257,16 @@ class LedgerTable:
         return not self.files.is_local
 
     def turn(
-        self, delegable: Callable[[], Sequence[Any] | None], *, lost: bool
+        self,
+        delegable: Callable[[], Sequence[Any] | None],
+        is_idle: Callable[[], bool],
+        *,
+        lost: bool,
     ) -> CommitTurn | None:
-        """Return the turn in which others may run the JSON commands, or None to only pause."""
+        """Return the turn in which others may run the JSON commands, or None to only pause.
+
+        `is_idle` says whether the commands change nothing as of the last look, and need no turn.
+        """
         if not self.delegates:
             if is_in_memory(self.path) or not has_lines():
                 return None
@@ -271,7 +278,7 @@ class LedgerTable:
             return None
         if lost:
             self.peers.met()
-        return DelegationTurn(self.files, self.log, commands, self.peers)
+        return DelegationTurn(self.files, self.log, commands, self.peers, is_idle)
 
     def ask_others(self, pause: float, attempt: float) -> Sequence[str]:
         """Ask the other writers to make room for one that loses each race.

@@ -87,7 +87,7 @@ class LocalTurn(CommitTurn):
         self.is_first = False  # whether this writer holds the line
         self._has_asked = False  # others to run the commands, if they can
 
-    def wait(self, until: float, is_idle: Callable[[], bool] = lambda: False) -> Any | None:
+    def wait(self, until: float) -> Any | None:
         if self.is_first:
             return None
         try:

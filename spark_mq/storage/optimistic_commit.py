@@ -194,9 +194,11 @@ class OptimisticCommit:
     def _wait(self, until: float) -> bool:
         """Wait for a turn, or pause. Return whether another writer ran the commands."""
         if self._turn is None and not self._is_nested:
-            self._turn = self._store.turn(self._batch.delegable, lost=self._losses > 0)
+            self._turn = self._store.turn(
+                self._batch.delegable, self._is_idle, lost=self._losses > 0
+            )
         turn = self._turn
-        if turn is not None and (outcome := turn.wait(until, self._is_idle)) is not None:
+        if turn is not None and (outcome := turn.wait(until)) is not None:
             self._won(0.0, shared=turn.shared)
             self._batch.accept(outcome)
             self._store.was_changed = True

@@ -54,7 +54,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def turn_of(queue: Queue, commands: Any = None) -> LocalTurn:
     ledgers = ledgers_of(queue)
     ledgers.version()
-    turn = ledgers.turn(lambda: commands, lost=False)
+    turn = ledgers.turn(lambda: commands, lambda: False, lost=False)
     assert isinstance(turn, LocalTurn)
     return turn
 
