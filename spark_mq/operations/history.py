@@ -132,7 +132,7 @@ class MessageOutcome(Record):
     reason, error
         Why it was dead or dropped, and the text of its own last failure, or None.
     batch_error, batch_size
-        The text and the size, if its last failure was that of its whole lease.
+        The text and the size of its lease, if the whole lease was what failed last.
     """
 
     group: str

@@ -153,7 +153,7 @@ class Trace(Record):
     later: tuple[Trace, ...] = ()
     """The messages that redrives made of this one."""
     redriven_at: datetime | None = None
-    """When a redrive published this copy. ``published_at`` stays that of the first publish."""
+    """When a redrive published this copy. ``published_at`` says when it was first published."""
     priority: int = 0
     lane: int | None = None
     """The lane of its key. None without a key, or if the queue has no lanes."""

@@ -2,7 +2,7 @@
 
 A lease verifies its files and then reads them, and the next lease often needs the same file. Leases
 of few messages, and leases in order of keys, each read a part of a row group. Decoding it once
-costs less than decoding its parts. What claims too much memory is refused.
+costs less than decoding its parts. A part that would take too much memory is refused.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ COMMIT_FILES: Final = 10_000  # that one commit removes
 # The txn whose number names the last list of leftovers.
 _LIST_APP: Final = "spark_mq.leftovers"
 _FOLDER: Final = "_leftovers"  # Delta's VACUUM leaves folders with an underscore alone.
-_LOOKED: Final = f"{_FOLDER}/looked"  # its time is that of the last look, by the store's clock
+_LOOKED: Final = f"{_FOLDER}/looked"  # its time, by the store's clock, is when we last looked
 LOOK_SECONDS: Final = 3600.0  # between two looks, because each lists the whole folder
 # Files of this age are listed. Long Spark jobs write their first files hours before their commit.
 OLD_SECONDS: Final = 86_400.0
