@@ -258,11 +258,11 @@ class MemoryLedgers:
             self.txns.update((app, (number, latest + 1)) for app, number in txns)
             return 0
 
-    def turn(self, delegable: Any, *, lost: bool) -> None:
+    def turn(self, delegable: Any, is_idle: Any, *, lost: bool) -> None:
         pass  # threads of one process share their commits already
 
-    def ask_others(self, note: Mapping[str, Any]) -> None:
-        pass  # the threads of a process get their turn at a lock
+    def ask_others(self, pause: float, attempt: float) -> Sequence[str]:
+        return ()  # the threads of a process get their turn at a lock
 
     def txn_number(self, stored: LedgerSnapshot, app: str) -> int | None:
         if app in stored.txns:
