@@ -262,13 +262,14 @@ def test_a_handle_survives_a_cleaning_beyond_it(store: InjectedStore, log: Delta
     assert log.generation == 2
 
 
-def test_a_table_made_again_and_longer_is_noticed_right_after_an_own_commit(
-    store: InjectedStore, log: DeltaLog, tmp_path: Path
+@pytest.mark.parametrize("names", [["one"], ["one", "two"]], ids=["as long", "longer"])
+def test_a_table_made_again_is_noticed_right_after_an_own_commit(
+    store: InjectedStore, log: DeltaLog, tmp_path: Path, names: list[str]
 ) -> None:
     log.commit(change("mine"), log.refresh().version)
     os.rename(tmp_path / "table", tmp_path / "old")
     create_table(ObjectStore(store.root), SCHEMA, description="again")
-    other(store, change("one"), change("two"))
+    other(store, *map(change, names))
     with pytest.raises(NotAQueue, match="created again after"):
         log.refresh()
 
@@ -711,6 +712,13 @@ def test_a_gap_after_own_commits_over_a_store_is_refused(store: InjectedStore) -
     clocks.move(60.0, 60.0)
     with pytest.raises(CorruptLog, match=r"commit 4 .* is missing from its log"):
         log.refresh()
+
+
+def test_a_writer_that_was_idle_looks_before_its_next_commit(store: InjectedStore) -> None:
+    log, _, clocks = on_clocks(store)
+    others_commit_and_clean(store)
+    clocks.move(6.0, 6.0)
+    assert put(log, "mine") == 9
 
 
 @pytest.mark.parametrize("count", [5, 40], ids=["at the next number", "at its next look"])
