@@ -147,7 +147,7 @@ class Log(NamedTuple):
 
     files: tuple[DataFile, ...] = ()
     version: int = 0
-    numbers: tuple[tuple[str, Any], ...] = ()
+    numbers: tuple[tuple[str, int], ...] = ()
     active: frozenset[str] = frozenset()
     letters: tuple[tuple[int, ...], ...] = ()
     """Of a dead-letter queue, by file: the messages whose letters it holds."""
@@ -224,7 +224,7 @@ class Rig:
         self.clock = Clock()
         stopped = ManualClock(EPOCH)
         self.log, self.dead_log = MemoryMessages(stopped, lanes), MemoryMessages(stopped)
-        self.leases, self.dead_leases = MemoryLedgers(stopped), MemoryLedgers(stopped)
+        self.leases, self.dead_leases = MemoryLedgers(), MemoryLedgers()
         self.settings = new_settings({"retry_jitter": 0, "lanes": lanes, **settings, **of_queue})
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
@@ -296,7 +296,7 @@ class Rig:
     ) -> None:
         leases.ledgers = {group: book.ledger for group, book in books}
         leases.changed = dict(changed)
-        leases.notes, leases.events = [{"committed_at": 0}] * version, []
+        leases.latest = version
 
     def save(self, store: Store) -> Store:
         """What is durable now; ``checkpoints`` as they were."""
@@ -318,8 +318,8 @@ class Rig:
         if not self.fine:
             return store
         return store._replace(
-            version=len(self.leases.notes), changed=tuple(sorted(self.leases.changed.items())),
-            dead_version=len(self.dead_leases.notes),
+            version=self.leases.latest, changed=tuple(sorted(self.leases.changed.items())),
+            dead_version=self.dead_leases.latest,
             dead_changed=tuple(sorted(self.dead_leases.changed.items())),
         )  # fmt: skip
 
@@ -352,7 +352,7 @@ class Rig:
         letters = before.letters
         if log is self.dead_log:
             letters += tuple(self._letters(file.path) for file in files[len(letters) :])
-        numbers = tuple(sorted((app, (number, None)) for app, (number, _) in log.numbers.items()))
+        numbers = tuple(sorted(log.numbers.items()))
         held = Log(files, log.held_index.version, numbers, frozenset(log.active), letters)
         if held == before:
             return before

@@ -4,7 +4,9 @@ in-memory twin, without Spark.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.marks import slow_but
@@ -18,6 +20,7 @@ from .explorer import Violation, explore
 from .mutants import ALL, Mutant
 from .scenarios import MOST_STATES, SLOW, TOO_LARGE, WORLDS
 from .storage import deterministic
+from .tables import DOUBLES
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,16 @@ def test_no_rule_can_be_missed(mutant: Mutant) -> None:
     """
     with mutant.applied(), pytest.raises(Violation):
         explore(WORLDS[mutant.world](False))
+
+
+@pytest.mark.parametrize("double", DOUBLES)
+def test_a_table_in_memory_has_the_parameters_of_the_real_one(double: type) -> None:
+    def shape(method: Any) -> list[Any]:
+        return [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
+
+    for name, method in vars(double).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            assert shape(method) == shape(getattr(DOUBLES[double], name)), name
 
 
 def test_a_mutant_replaces_its_rule_everywhere_and_for_a_while() -> None:
