@@ -166,8 +166,7 @@ class LeaseLost(SparkMQError):
     """Raised if a lease no longer holds some messages of a settle. The others are settled.
 
     Data: ``lease_id``, ``lost`` (a list of ``(first, last, reason)`` with inclusive sequences),
-    ``message_ids`` (those of lost messages, as far as they are known), ``result`` (the
-    :class:`SettleResult` of the others).
+    ``result`` (the :class:`SettleResult` of the others).
     """
 
 

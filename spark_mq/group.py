@@ -483,13 +483,7 @@ class ConsumerGroup(GroupViews):
 
     # -- settle: each call is one commit at most, and those of several threads share one
 
-    def ack(
-        self,
-        leases: LeaseSelector,
-        sequences: MessageSelector | None = None,
-        *,
-        message_ids: Iterable[str] | None = None,
-    ) -> SettleResult:
+    def ack(self, leases: LeaseSelector, sequences: MessageSelector | None = None) -> SettleResult:
         """Settle messages as done.
 
         Parameters
@@ -499,8 +493,6 @@ class ConsumerGroup(GroupViews):
         sequences
             Messages of one lease: a message, a list of messages or of sequences, an array of
             sequences, or a ``range`` for all messages in between. Default: all that it holds.
-        message_ids
-            All held messages with one of these ids.
 
         Returns
         -------
@@ -513,14 +505,13 @@ class ConsumerGroup(GroupViews):
             Some messages are no longer held, or there was no such lease within the last day. The
             rest is settled.
         """
-        return self._settle(ACK, leases, sequences, message_ids)
+        return self._settle(ACK, leases, sequences)
 
     def nack(
         self,
         leases: LeaseSelector,
         sequences: MessageSelector | None = None,
         *,
-        message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
@@ -530,44 +521,41 @@ class ConsumerGroup(GroupViews):
         nobody knows which of them failed. `delay` is when they are due again, by default as the
         group's retry policy says, and `error` is the reason, for people.
         """
-        return self._settle(NACK, leases, sequences, message_ids, delay=delay, error=error)
+        return self._settle(NACK, leases, sequences, delay=delay, error=error)
 
     def reject(
         self,
         leases: LeaseSelector,
         sequences: MessageSelector | None = None,
         *,
-        message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
         """Make messages dead that can never be processed. See :meth:`nack` for the parameters."""
-        return self._settle(REJECT, leases, sequences, message_ids, error=error)
+        return self._settle(REJECT, leases, sequences, error=error)
 
     def release(
         self,
         leases: LeaseSelector,
         sequences: MessageSelector | None = None,
         *,
-        message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
     ) -> SettleResult:
         """Give messages back, uncounted, as if they had never been leased.
 
         The parameters, results and errors are those of :meth:`nack`. The default delay is none.
         """
-        return self._settle(RELEASE, leases, sequences, message_ids, delay=delay)
+        return self._settle(RELEASE, leases, sequences, delay=delay)
 
     def _settle(
         self,
         verb: str,
         leases: LeaseSelector,
         sequences: MessageSelector | None,
-        message_ids: Iterable[str] | None,
         *,
         delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
-        named = sequences is not None or message_ids is not None
+        named = sequences is not None
         if isinstance(leases, Mapping):
             named = named or any(selected is not None for selected in leases.values())
         if named and verb != ACK:
@@ -577,7 +565,6 @@ class ConsumerGroup(GroupViews):
             leases,
             verb,
             sequences=sequences,
-            message_ids=message_ids,
             delay=None if delay is None else validate_duration("delay", delay, zero=True),
             error=validate_error(error),
         )
@@ -587,8 +574,6 @@ class ConsumerGroup(GroupViews):
         leases: LeaseSelector,
         timeout: Duration | None = None,
         sequences: MessageSelector | None = None,
-        *,
-        message_ids: Iterable[str] | None = None,
     ) -> SettleResult:
         """Move the deadline of leases to now + `timeout`, never earlier.
 
@@ -596,7 +581,7 @@ class ConsumerGroup(GroupViews):
         place of settled ones. The default `timeout` is the group's visibility timeout.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
-        return extend(self._ledger, leases, given, sequences=sequences, message_ids=message_ids)[0]
+        return extend(self._ledger, leases, given, sequences=sequences)[0]
 
     # -- Spark. Nothing here imports pyspark
 

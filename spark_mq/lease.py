@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
 from operator import attrgetter
@@ -174,9 +174,7 @@ class Lease:
 
     # -- settle: each call is one commit at most, and the calls of several threads share one
 
-    def ack(
-        self, sequences: MessageSelector | None = None, *, message_ids: Iterable[str] | None = None
-    ) -> SettleResult:
+    def ack(self, sequences: MessageSelector | None = None) -> SettleResult:
         """Settle messages as done.
 
         Parameters
@@ -185,21 +183,18 @@ class Lease:
             The messages: one of :attr:`messages`, a list of them or of their sequences, an array of
             sequences, or a ``range`` for all messages in between. Default: all that this object has
             not settled yet.
-        message_ids
-            The same, by message id.
 
         Raises
         ------
         LeaseLost
             Some messages are no longer held. The rest is settled.
         """
-        return self._settle(ACK, sequences, message_ids)
+        return self._settle(ACK, sequences)
 
     def nack(
         self,
         sequences: MessageSelector | None = None,
         *,
-        message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
         error: str | None = None,
     ) -> SettleResult:
@@ -209,44 +204,44 @@ class Lease:
         knows which failed. `delay` is when they are due again, in seconds or as text such as "30s",
         by default as the group's retry policy says. `error` is the reason, for people.
         """
-        return self._settle(NACK, sequences, message_ids, delay, error)
+        return self._settle(NACK, sequences, delay, error)
 
     def reject(
         self,
         sequences: MessageSelector | None = None,
         *,
-        message_ids: Iterable[str] | None = None,
         error: str | None = None,
     ) -> SettleResult:
         """Make messages dead that can never be processed. See :meth:`nack` for the parameters."""
-        return self._settle(REJECT, sequences, message_ids, error=error)
+        return self._settle(REJECT, sequences, error=error)
 
     def release(
         self,
         sequences: MessageSelector | None = None,
         *,
-        message_ids: Iterable[str] | None = None,
         delay: Duration | None = None,
     ) -> SettleResult:
         """Give messages back, uncounted, as if they had not been leased.
 
         The parameters and errors are those of :meth:`nack`. Without a delay they are due at once.
         """
-        return self._settle(RELEASE, sequences, message_ids, delay)
+        return self._settle(RELEASE, sequences, delay)
 
     def _settle(
-        self, verb: str, sequences: MessageSelector | None, message_ids: Iterable[str] | None,
-        delay: Duration | None = None, error: str | None = None,
-    ) -> SettleResult:  # fmt: skip
+        self,
+        verb: str,
+        sequences: MessageSelector | None,
+        delay: Duration | None = None,
+        error: str | None = None,
+    ) -> SettleResult:
         pause = None if delay is None else validate_duration("delay", delay, zero=True)
         text = validate_error(error)
-        named = sequences is not None or message_ids is not None
+        guarded = sequences is not None and self._may_append
         try:
-            with self._naming(verb) if named and self._may_append else contextlib.nullcontext():
+            with self._naming(verb) if guarded else contextlib.nullcontext():
                 return settle(
-                    self._ledger, self._held, verb, sequences=sequences, message_ids=message_ids,
-                    delay=pause, error=text,
-                )  # fmt: skip
+                    self._ledger, self._held, verb, sequences=sequences, delay=pause, error=text
+                )
         except OUTAGES:
             self._store_failed = True
             raise
@@ -298,11 +293,7 @@ class Lease:
         )
 
     def extend(
-        self,
-        timeout: Duration | None = None,
-        sequences: MessageSelector | None = None,
-        *,
-        message_ids: Iterable[str] | None = None,
+        self, timeout: Duration | None = None, sequences: MessageSelector | None = None
     ) -> SettleResult:
         """Move the deadline to now + `timeout`, never earlier. Raises as :meth:`ack`.
 
@@ -310,10 +301,8 @@ class Lease:
         the deadline of the whole lease, so it does not show an extension of named messages.
         """
         given = None if timeout is None else validate_duration("timeout", timeout)
-        result, deadline = extend(
-            self._ledger, self.lease_id, given, sequences=sequences, message_ids=message_ids
-        )
-        if sequences is None and message_ids is None:
+        result, deadline = extend(self._ledger, self.lease_id, given, sequences=sequences)
+        if sequences is None:
             self._held.move_deadline(deadline)
         return result
 

@@ -1,12 +1,11 @@
-"""Settle and extend leases, by lease, sequence or message id, and change messages without one."""
+"""Settle and extend leases or some of their messages, and change messages without a lease."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -25,7 +24,6 @@ from spark_mq.util.records import Record
 from spark_mq.util.show import show_some
 from spark_mq.util.user import act_as
 from spark_mq.util.validation import (
-    invalid,
     plain_number,
     plain_values,
     short_repr,
@@ -115,19 +113,16 @@ def settle(
     verb: str,
     *,
     sequences: MessageSelector | None = None,
-    message_ids: Iterable[str] | None = None,
     delay: int | None = None,
     error: str | None = None,
 ) -> SettleResult:
     """Settle the selected messages that a lease still holds, in one commit.
 
-    Message ids select all held messages of the leases that have one of them. Raise LeaseLost for
-    messages that are not held, after the rest is settled.
+    Raise LeaseLost for messages that are not held, after the rest is settled.
     """
-    selected, missing = _resolve(ledger, leases, sequences, message_ids)
     now, jitter = ledger.now(), random.random()
     asked, ended = list[_Asked](), list[tuple[str, SettleOutcome]]()
-    for selection in selected:
+    for selection in _selections(leases, sequences):
         part = selection.part(verb, delay, error, jitter)
         if lost := _lost_by_end(selection, part, now):
             ended.append((selection.lease_id, SettleOutcome(lost=lost)))
@@ -142,8 +137,7 @@ def settle(
             selection.held.note_settle(part, outcome)
     lease_ids = [selection.lease_id for selection, _ in asked] + [name for name, _ in ended]
     outcomes += [outcome for _, outcome in ended]
-    of = [selection.lease_id for selection in selected]
-    return _result(lease_ids, outcomes, missing, of=of)
+    return _result(lease_ids, outcomes)
 
 
 _Asked = tuple[_Selection, SettlePart]
@@ -184,42 +178,32 @@ def extend(
     timeout: int | None,
     *,
     sequences: MessageSelector | None = None,
-    message_ids: Iterable[str] | None = None,
 ) -> tuple[SettleResult, int]:
     """Extend leases, or selected messages, in one commit. Return the new deadline, too.
 
     `timeout` is in microseconds from now. None takes the group's visibility timeout.
     """
-    selected, missing = _resolve(ledger, leases, sequences, message_ids)
-    of = [selection.lease_id for selection in selected]
+    selected = _selections(leases, sequences)
     targets = [(s.lease_id, s.intervals) for s in selected if s.intervals != []]
     done = ledger.run(Extend(tuple(targets), timeout))
-    return _result([name for name, _ in targets], done.outcomes, missing, of=of), done.deadline
+    return _result([name for name, _ in targets], done.outcomes), done.deadline
 
 
-def _resolve(
-    ledger: GroupLedger,
-    leases: HeldSelector,
-    sequences: MessageSelector | None,
-    message_ids: Iterable[str] | None,
-) -> tuple[list[_Selection], list[str]]:
-    """Return the selected messages by lease, and the message ids that no lease holds."""
+def _selections(leases: HeldSelector, sequences: MessageSelector | None) -> list[_Selection]:
+    """Return the selected messages by lease. Raise InvalidOption."""
     if isinstance(leases, Mapping):
-        selected = [_select(lease, some) for lease, some in leases.items()]
+        named: list[tuple[Any, MessageSelector | None]] = list(leases.items())
     elif isinstance(leases, str | HeldLease) or not isinstance(leases, Iterable):
-        selected = [_select(leases, sequences)]
+        named = [(leases, sequences)]
     else:
-        selected = [_select(lease, sequences) for lease in leases]
-    named = sequences is not None or any(selection.intervals is not None for selection in selected)
-    several = len(selected) > 1 and sequences is not None
-    if named and (message_ids is not None or several):
+        named = [(lease, sequences) for lease in leases]
+    if len(named) > 1 and sequences is not None:
         raise InvalidOption(
-            "sequences name messages of one lease: give {lease_id: sequences} for several "
-            "leases, and either sequences or message_ids",
+            "sequences name messages of one lease: give {lease_id: sequences} for several leases",
             option="sequences",
             value=sequences,
         )
-    return (selected, []) if message_ids is None else _by_message_id(ledger, selected, message_ids)
+    return [_select(lease, some) for lease, some in named]
 
 
 def _select(lease: Any, sequences: MessageSelector | None) -> _Selection:
@@ -230,45 +214,9 @@ def _select(lease: Any, sequences: MessageSelector | None) -> _Selection:
     return _Selection(validate_lease_id(lease), intervals)
 
 
-def _by_message_id(
-    ledger: GroupLedger, selected: Sequence[_Selection], message_ids: Iterable[str]
-) -> tuple[list[_Selection], list[str]]:
-    """Return the messages with some ids by lease, and the ids that no lease had."""
-    missing, current = set(check_ids(message_ids)), ledger.current()
-    held = [[(r.first, r.last) for r in current.held(selection.lease_id)] for selection in selected]
-    by_lease = [
-        find_values(ledger.messages, "message_id", missing, intervals) for intervals in held
-    ]
-    missing -= {message_id for _, message_id in chain(*by_lease)}
-    for selection, intervals, more in zip(selected, held, by_lease, strict=True):
-        if missing:  # these may be of messages that the lease has settled before
-            rest = subtract(_granted(ledger, selection), intervals)
-            more += find_values(ledger.messages, "message_id", missing, rest)
-            missing -= {message_id for _, message_id in more}
-    return [
-        _Selection(
-            selection.lease_id, from_sequences(sequence for sequence, _ in some), selection.held
-        )
-        for selection, some in zip(selected, by_lease, strict=True)
-    ], sorted(missing)
-
-
-def _granted(ledger: GroupLedger, selection: _Selection) -> list[Interval]:
-    if selection.held is not None:
-        return selection.held.granted
-    past = find_past_lease(ledger, selection.lease_id)
-    return [] if past is None else past.granted
-
-
-def _result(
-    lease_ids: Sequence[str],
-    outcomes: Sequence[SettleOutcome],
-    missing: Sequence[str] = (),
-    *,
-    of: Sequence[str] = (),
-) -> SettleResult:
+def _result(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome]) -> SettleResult:
     """Sum up settles. Raise LeaseLost also for a lease that held nothing at all."""
-    result = summarize(lease_ids, outcomes, missing, of=of)
+    result = summarize(lease_ids, outcomes)
     empty = [
         lease_id
         for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
@@ -278,37 +226,29 @@ def _result(
         named = ", ".join(empty)
         raise LeaseLost(
             f"lease {_brief(named)} holds no messages: it has ended, or it never existed",
-            lease_id=named, lost=[], message_ids=[], result=result,
+            lease_id=named, lost=[], result=result,
         )  # fmt: skip
     return result
 
 
-def summarize(
-    lease_ids: Sequence[str],
-    outcomes: Sequence[SettleOutcome],
-    missing: Sequence[str] = (),
-    *,
-    of: Sequence[str] = (),
-) -> SettleResult:
-    """Sum up outcomes. Raise LeaseLost if messages were not held, or ids not found in `of`."""
+def summarize(lease_ids: Sequence[str], outcomes: Sequence[SettleOutcome]) -> SettleResult:
+    """Sum up outcomes. Raise LeaseLost if messages were not held."""
     result = SettleResult(
         sum(outcome.settled for outcome in outcomes),
         sum(outcome.already_settled for outcome in outcomes),
     )
     lost = [part for outcome in outcomes for part in outcome.lost]
-    if not lost and not missing:
+    if not lost:
         return result
-    each = [f"{first}..{last} {why}" for first, last, why in lost]
-    each += [f"no message with the id {short_repr(message_id)}" for message_id in missing]
-    what = show_some(each, 5, "; ")
+    what = show_some([f"{first}..{last} {why}" for first, last, why in lost], 5, "; ")
     losers = [
         lease_id for lease_id, outcome in zip(lease_ids, outcomes, strict=True) if outcome.lost
     ]
-    named = ", ".join(dict.fromkeys(losers or lease_ids or of))
+    named = ", ".join(dict.fromkeys(losers))
     raise LeaseLost(
         f"lease {_brief(named)} no longer holds these messages: {what} "
         f"({result.settled} settled)",
-        lease_id=named, lost=lost, message_ids=list(missing), result=result,
+        lease_id=named, lost=lost, result=result,
     )  # fmt: skip
 
 
@@ -317,34 +257,6 @@ def _brief(text: str) -> str:
 
 
 # -- messages without a lease
-
-
-def find_values(
-    messages: MessageTable, column: str, wanted: Collection[str], intervals: Sequence[Interval]
-) -> list[tuple[int, str]]:
-    """Return sequence and value of the messages whose `column` (message_id or key) is wanted."""
-    # No other text can be in the table.
-    values = pa.array([text for text in wanted if is_utf8(text)], pa.string())
-    pairs = list[tuple[int, str]]()
-    index = messages.index(max((last for _, last in intervals), default=-1))
-    reader = MessageReader(messages.files, [column])
-    for piece in (piece for first, last in intervals for piece in index.slices(first, last)):
-        try:
-            rows = reader.read(piece)[column]
-        except CorruptLog:
-            continue  # a damaged file has no values
-        hits = pc.indices_nonzero(pc.is_in(rows, value_set=values))
-        sequences = (piece.first + row for row in hits.to_pylist())
-        pairs += zip(sequences, rows.take(hits).to_pylist(), strict=True)
-    return pairs
-
-
-def check_ids(ids: Iterable[str]) -> list[str]:
-    if not isinstance(ids, str | bytes) and isinstance(ids, Iterable):
-        given = list(plain_values(ids))
-        if all(isinstance(message_id, str) for message_id in given):
-            return given
-    raise invalid("message_ids", ids, "is not a list of message ids: give a list of text")
 
 
 def _find(ledger: GroupLedger, given: Mapping[str, Any]) -> list[Interval]:
@@ -388,18 +300,36 @@ def _search(ledger: GroupLedger, column: str, wanted: object) -> list[Interval]:
             option=column,
             value=wanted,
         )
-    messages, low = ledger.messages, ledger.queue.horizon() + 1
+    low, latest = ledger.queue.horizon() + 1, ledger.messages.index().last_sequence
     start = max(ledger.current().head.start_sequence + 1, low)
-    pairs = find_values(messages, column, values, [(start, messages.index().last_sequence)])
+    matching = _sequences_of(ledger.messages, column, values, (start, latest))
     # What is settled already stays as it is, as a change by sequence leaves it.
-    pairs = pairs or find_values(messages, column, values, [(low, start - 1)])
-    if not pairs:
+    matching = matching or _sequences_of(ledger.messages, column, values, (low, start - 1))
+    if not matching:
         raise InvalidOption(
             f"{column}={short_repr(wanted)}: {ledger.queue_path} has no message with it",
             option=column,
             value=wanted,
         )
-    return from_sequences(sequence for sequence, _ in pairs)
+    return from_sequences(matching)
+
+
+def _sequences_of(
+    messages: MessageTable, column: str, wanted: Sequence[str], within: Interval
+) -> list[int]:
+    """Return the messages whose `column` (message_id or key) has one of some values."""
+    # No other text can be in the table.
+    values = pa.array([text for text in wanted if is_utf8(text)], pa.string())
+    reader = MessageReader(messages.files, [column])
+    sequences = list[int]()
+    for piece in messages.index(within[1]).slices(*within):
+        try:
+            rows = reader.read(piece)[column]
+        except CorruptLog:
+            continue  # a damaged file has no values
+        hits = pc.indices_nonzero(pc.is_in(rows, value_set=values))
+        sequences += [piece.first + row for row in hits.to_pylist()]
+    return sequences
 
 
 def change_messages(

@@ -268,7 +268,6 @@ class BatchLease:
                     f"ack='on_receive' they are left to other workers",
                     lease_id=lease_id,
                     lost=[],
-                    message_ids=[],
                     result=SettleResult(0),
                 )
         parts = [SettlePart(ACK, lease_id) for lease_id in self.lease_ids]

@@ -123,7 +123,7 @@ LOOKS: dict[str, Callable[[ConsumerGroup], Any]] = {
     "preview_seek": lambda group: group.preview_seek("latest"),
     "ack": lambda group: group.ack("lease"),
     "ack nothing": lambda group: group.ack("lease", []),
-    "nack by id": lambda group: group.nack("lease", message_ids=["x"]),
+    "nack": lambda group: group.nack("lease", [1]),
     "reject": lambda group: group.reject({"lease": [1]}),
     "release": lambda group: group.release("lease"),
     "extend": lambda group: group.extend("lease"),

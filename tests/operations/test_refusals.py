@@ -360,8 +360,6 @@ HANDLING = [
             *of(f"group.{verb}", "lease_id", [None, 5, "\ud800"]),
             *of(f"group.{verb}", "lease_id", [b"x"], reported=("lease_id", b"x"[0])),
             *of(f"group.{verb}", "lease_id", [[""]], reported=("lease_id", "")),
-            *of(f"group.{verb}", "message_ids", ["id-1", [1]], "a list of text"),
-            *row(f"group.{verb}", {"sequences": [1], "message_ids": ["x"]}, "either sequences or"),
         )
     ],
     *[

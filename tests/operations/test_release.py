@@ -20,9 +20,8 @@ def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
     first, second, third = queue.publish(["a", "b", "c"]).sequences
     group = queue.group()
     lease = group.lease("w", max_messages=3)
-    ids = [m.message_id for m in lease.messages]
     assert lease.release([first], delay=30) == SettleResult(1)
-    assert group.release(lease, message_ids=[ids[2]], delay=10) == SettleResult(1)
+    assert group.release(lease, lease.messages[2], delay=10) == SettleResult(1)
     assert lease.ack() == SettleResult(1), "the object knows what it has released"
     clock.advance("11s")
     again = group.lease("w", max_messages=3)
@@ -70,10 +69,9 @@ def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: Manu
     group = queue.group()
     one, two = group.lease("w"), group.lease("w", max_messages=2)
     assert one is not None
-    ids = [m.message_id for m in two.messages]
     assert group.extend([one, two], "10m") == SettleResult(3)
     assert group.extend({one: None, two: [two.messages[0].sequence]}, "20m") == SettleResult(2)
-    assert group.extend(two, "30m", message_ids=[ids[1]]) == SettleResult(1)
+    assert group.extend(two, "30m", two.messages[1]) == SettleResult(1)
     clock.advance("15m")
     assert group.lease("v", max_messages=3) is None
     clock.advance("10m")

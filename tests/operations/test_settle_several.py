@@ -1,8 +1,7 @@
-"""Settle parts of several leases in one call, and by the ids of messages."""
+"""Settle parts of several leases in one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -93,54 +92,21 @@ def test_what_one_of_several_leases_has_lost_is_reported_after_the_rest_is_settl
     ]
 
 
-def test_by_message_id_all_held_messages_with_it_are_settled(queue: Queue) -> None:
-    a, _, c, _ = three(queue)
-    assert queue.group().ack([a, c], message_ids=["id-0", "id-1"]) == SettleResult(4), (
-        "0, 4 and 1, 5"
-    )
-    stats = queue.group().stats()
-    assert (stats.acked, stats.leased) == (4, 2)
-
-
-def test_an_id_that_is_not_held_is_reported_after_the_rest_is_settled(queue: Queue) -> None:
-    a, *_ = three(queue)
-    with pytest.raises(LeaseLost, match="id-3") as caught:
-        a.reject(message_ids=["id-0", "id-3"], error="no")
-    assert caught.value.data["result"] == SettleResult(1)
-    assert caught.value.data["message_ids"] == ["id-3"]
-    assert queue.group().stats().dead == 1
-    assert a.ack() == SettleResult(1)
-
-
-def result_of(call: Callable[[], SettleResult]) -> SettleResult | str:
-    """What a settle returns, or why it raises."""
-    try:
-        return call()
-    except LeaseLost as lost:
-        return f"{lost.data['result']} {[why for *_, why in lost.data['lost']]}"
-
-
 @pytest.mark.parametrize("by", ["the lease", "its id", "its id later"])
-@pytest.mark.parametrize("first", ["ack", "reject", "nack", "release"])
-def test_a_repeated_settle_by_message_id_does_the_same_as_by_sequence(
-    queue: Queue, first: str, by: str
-) -> None:
-    queue.publish([Message(str(n), message_id=f"id-{n}") for n in range(2)])
+def test_after_an_ack_other_settles_of_the_message_do_nothing(queue: Queue, by: str) -> None:
+    queue.publish(["a", "b"])
     held = lease(queue, 2)
     message = held.messages[0]
-    getattr(held, first)(message_ids=[message.message_id])
+    held.ack(message)
     if by == "its id later":
         held.ack()  # so that it holds nothing
     for verb in ("ack", "reject", "nack", "release", "extend"):
         settle = getattr(held if by == "the lease" else queue.group(), verb)
         settle = settle if by == "the lease" else partial(settle, held.lease_id)
-        by_id = result_of(lambda settle=settle: settle(message_ids=[message.message_id]))
-        assert by_id == result_of(lambda settle=settle: settle(sequences=[message.sequence]))
-        if first == "ack":
-            assert by_id == SettleResult(0, already_settled=1)
+        assert settle(sequences=message) == SettleResult(0, already_settled=1)
 
 
-def test_no_ids_are_nothing_to_do(queue: Queue) -> None:
+def test_no_sequences_are_nothing_to_do(queue: Queue) -> None:
     a, *_ = three(queue)
-    assert a.ack(message_ids=[]) == SettleResult(0)
+    assert a.ack([]) == SettleResult(0)
     assert queue.group().stats().leased == 6

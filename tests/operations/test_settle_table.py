@@ -209,15 +209,6 @@ def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])
-def test_a_lost_message_id_names_its_lease(case: Case, verb: str) -> None:
-    first, second = case.leases[:2]
-    for ids in ([first.lease_id], [first.lease_id, second.lease_id], ["no-such-lease"]):
-        with pytest.raises(LeaseLost, match=f"^lease {', '.join(ids)} no longer holds") as caught:
-            getattr(case.queue.group(), verb)(ids, message_ids=["no-such-id"])
-        assert caught.value.data["lease_id"] == ", ".join(ids)
-
-
-@pytest.mark.parametrize("verb", [*VERBS, "extend"])
 def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(
     case: Case, verb: str
 ) -> None:

@@ -188,11 +188,11 @@ def test_a_batch_is_a_lease_that_settles_nothing(make: Make) -> None:
         if len(one) < 6:
             raise AssertionError("all of them fit")
         results.append(lease.nack(one[:1], error="first"))
-        results.append(lease.reject(message_ids=[lease.messages[1].message_id], error="second"))
+        results.append(lease.reject(lease.messages[1], error="second"))
         results.append(lease.release(one[2:3]))
         results.append(lease.ack(one[:4]))
         results.append(lease.extend())
-        results.append(lease.extend(message_ids=[lease.messages[0].message_id]))
+        results.append(lease.extend(sequences=lease.messages[0]))
         results.append(lease.ack(range(one[0] - 5, one[1] + 1)))
         assert lease.append([{"a": 1}]) is True, "but nothing is written"
         return [{"sequence": one[4], "outcome": "reject", "error": "row"}]
