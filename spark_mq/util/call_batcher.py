@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from spark_mq.errors import ContentionTimeout
 from spark_mq.util.fair_lock import FairLock, Hold
 
 T = TypeVar("T")
@@ -37,9 +36,9 @@ class CallBatcher(Generic[T, R]):
 
     A single call runs without a wait. Calls that arrive during a run wait, and the first of their
     threads then runs all of them. After a run of several calls the next one waits a moment for as
-    many. `run` returns a result or an exception for each item. If it raises, except a
-    ContentionTimeout, each item runs again by itself, so no call fails because of another. An
-    interrupt (Ctrl-C) at any line ends its own call only.
+    many. `run` returns a result or an exception for each item. If it raises, each
+    item runs again by itself, so no call fails because of another. An interrupt (Ctrl-C) at any
+    line ends its own call only.
     """
 
     def __init__(self, run: Callable[[Sequence[T]], Sequence[R | Exception]]) -> None:
@@ -97,11 +96,7 @@ class CallBatcher(Generic[T, R]):
         try:
             results = self._run([call.item for call in calls])
         except Exception as error:
-            # All calls of a batch share one timeout, so no second try.
-            if len(calls) == 1 or isinstance(error, ContentionTimeout):
-                results = [error] * len(calls)
-            else:
-                results = list(map(self._result, calls))
+            results = [error] if len(calls) == 1 else list(map(self._result, calls))
         for call, result in zip(calls, results, strict=True):
             call.finish(result)
 

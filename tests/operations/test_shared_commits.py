@@ -271,11 +271,9 @@ def test_an_error_is_that_of_its_own_operation(queue: Queue) -> None:
     assert operations(queue, before) == ["ack+lease"]
 
 
-@pytest.mark.parametrize("contended", [False, True])
-def test_what_fails_for_several_calls_is_tried_for_each_unless_it_was_contention(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, contended: bool
+def test_what_fails_for_several_calls_is_tried_for_each(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They share one timeout, so none waits for the line twice."""
     queue.publish(["a", "b"])
     held, sizes = lease(queue, 1), list[int]()
     batcher = context_of(queue).committer.batcher
@@ -283,8 +281,6 @@ def test_what_fails_for_several_calls_is_tried_for_each_unless_it_was_contention
 
     def run(units: Any) -> Any:
         sizes.append(len(units))
-        if len(units) > 1 and contended:
-            raise ContentionTimeout("lost", group="default", attempts=1)
         if len(units) > 1:
             raise ValueError("a bug")
         return real(units)
@@ -292,9 +288,8 @@ def test_what_fails_for_several_calls_is_tried_for_each_unless_it_was_contention
     monkeypatch.setattr(batcher, "_run", run)
     with piled_up(queue) as submit:
         calls = [submit(held.ack), submit(queue.group().lease, "w")]
-    failed = [type(one.exception(30)) for one in calls]
-    assert failed == [ContentionTimeout if contended else type(None)] * 2
-    assert sizes == ([1, 2] if contended else [1, 2, 1, 1])
+    assert [one.exception(30) for one in calls] == [None, None]
+    assert sizes == [1, 2, 1, 1]
 
 
 def test_an_interrupt_of_the_thread_that_commits_ends_its_own_call_only(queue: Queue) -> None:
