@@ -8,7 +8,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from obstore import exceptions, store
 
 from spark_mq.delta.azure import account_in_authority
-from spark_mq.delta.backend import FileInfo
+from spark_mq.delta.backend import Backend, FileInfo
 from spark_mq.delta.storage_options import PROVIDERS, is_in_catalog, secret_values, store_options
 from spark_mq.errors import InvalidOption
 from spark_mq.util.loading import integration
@@ -57,7 +57,7 @@ _SIGNED: Final = re.compile(
 )
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """Do an :class:`ObjectStore`'s work under one prefix of a bucket."""
 
     now = staticmethod(time.time)
@@ -107,9 +107,6 @@ class RemoteBackend:
         listing = self._call(folder, lambda s, full: obstore.list_with_delimiter(s, full or None))
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
 
-    def delete_empty_folders(self, names: Iterable[str]) -> None:
-        """Do nothing. An object store has no folders."""
-
     def list_all(self, folder: str) -> Iterator[FileInfo]:
         objects = self._call(folder, lambda s, full: obstore.list(s, full or None).collect())
         return (self._info(meta) for meta in objects)
@@ -122,9 +119,6 @@ class RemoteBackend:
         view = _bytes_of(data)
         self._call(path, lambda s, full: obstore.put(s, full, view, mode="create"))
 
-    def sync(self, path: str) -> None:
-        """Do nothing. A file is durable once its request has succeeded."""
-
     def delete(self, path: str) -> None:
         try:
             self._call(path, obstore.delete)
@@ -136,10 +130,6 @@ class RemoteBackend:
             full = [self._full(path) for path in paths]  # S3 takes 1,000 with one request
             with contextlib.suppress(FileNotFoundError):
                 self._call(paths[0], lambda s, _: obstore.delete(s, full))
-
-    def delete_stale_temporaries(self, folder: str, older_than_seconds: float) -> int:
-        """Return 0. An object store shows no unfinished files."""
-        return 0
 
     def tail(self, path: str) -> tuple[int, bytes]:
         """Return the size of a file and its last bytes, by one request if possible."""
