@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
@@ -18,7 +17,6 @@ from spark_mq.delta.state import LogListing, TableState
 # The note of the commit after which no writer can name the orphans that a sweep has found.
 FIND_ORPHANS: Final = {"operation": "find orphans"}
 _STALE_SECONDS: Final = 3600.0  # a file this old that no commit names is of a dead writer
-_FOUND: Final = "_orphans.json"  # of the last sweep. VACUUM leaves names with an underscore alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +85,27 @@ def _removed_files(log: DeltaLog, version: int) -> set[str]:
 
 def _clean_data(log: DeltaLog, base: int, live: set[str], first_path: str) -> int:
     """Delete unneeded old data files: of lost races, dead writers and the commit `base`."""
-    old = [
+    old = {
         info.path
         for info in log.store.iterate_all("")
         if info.path.endswith(".parquet")
         and not info.path.startswith(LOG_FOLDER + "/")
         and info.path not in live
         and is_stale(log.store, info)
-    ]
+    }
+
+    def unnamed(paths: AbstractSet[str]) -> AbstractSet[str]:
+        return paths - _kept_files(log, base, log.refresh().version, first_path)
+
     if not old:
         return 0
     try:
-        # The look comes after the listing, because a commit may have landed meanwhile.
-        needed = _kept_files(log, base, log.refresh().version, first_path)
+        orphans = unnamed(old)
+        removed = _removed_files(log, base) & orphans
+        deleted = _delete(log.store, sorted(removed))
+        return deleted + delete_orphans(log, orphans - removed, unnamed, _conflict_with_all)
     except FileNotFoundError:
         return 0  # another sweep keeps less by now
-    removed = _removed_files(log, base) - needed
-    deleted = _delete(log.store, sorted(removed.intersection(old)))
-    orphans = set(old) - needed - removed
-    return deleted + delete_orphans(log, orphans, _conflict_with_all)
 
 
 def _kept_files(log: DeltaLog, base: int, latest: int, first_path: str) -> set[str]:
@@ -133,28 +133,21 @@ def is_stale(store: ObjectStore, info: FileInfo) -> bool:
 
 
 def delete_orphans(
-    log: DeltaLog, orphans: AbstractSet[str], conflict: Callable[[TableState], Change]
+    log: DeltaLog,
+    orphans: AbstractSet[str],
+    unnamed: Callable[[AbstractSet[str]], AbstractSet[str]],
+    conflict: Callable[[TableState], Change],
 ) -> int:
-    """Delete the orphans that an earlier sweep has found, too. Return their number.
+    """Delete stale files that no commit seemed to name. Return their number.
 
-    `orphans` are stale files that no commit names, by a look after they were listed. New ones are
-    noted for the next sweep, after a commit that conflicts with all writers that read the table
-    before. A writer writes its file after it read the table, so nobody can name these files later.
-    This does not depend on clocks.
+    `unnamed` returns those that no commit names, by a new look at the log. A writer writes its file
+    after it has read the table. So after a commit that conflicts with all who read it before,
+    nobody can name a file that has no name then. This does not depend on clocks.
     """
-    known = _found_before(log.store) if orphans else set()
-    deleted = _delete(log.store, sorted(orphans & known))
-    if new := sorted(orphans - known):
-        log.transact(lambda state: (conflict(state), None))
-        log.store.write(_FOUND, json.dumps(new).encode())
-    return deleted
-
-
-def _found_before(store: ObjectStore) -> set[str]:
-    try:
-        return set(json.loads(store.read(_FOUND)))
-    except (FileNotFoundError, ValueError, TypeError, RecursionError):
-        return set()  # the file may be broken, and the next sweep finds them again
+    if not orphans:
+        return 0
+    log.transact(lambda state: (conflict(state), None))
+    return _delete(log.store, sorted(unnamed(orphans)))
 
 
 def _delete(store: ObjectStore, paths: Iterable[str]) -> int:

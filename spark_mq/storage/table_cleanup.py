@@ -13,6 +13,7 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from spark_mq.delta.actions import Change
@@ -70,11 +71,13 @@ def clean_message_tables(
 def clean_ids(log: DeltaLog, ids: IdFiles) -> int:
     """Delete the files of ids that no publish needs. Return their number."""
     stale = {info.path for info in ids.listed() if is_stale(log.store, info)}
-    # The look comes after the listing, because a commit may have landed meanwhile.
-    head = head_of(log.refresh().txns) if stale else None
-    if head is None:
-        return 0
-    return delete_orphans(log, stale - ids.named(head), _conflict_with_ids)
+
+    def unnamed(paths: AbstractSet[str]) -> AbstractSet[str]:
+        head = head_of(log.refresh().txns)
+        return paths - ids.named(head) if head else set()
+
+    orphans = unnamed(stale) if stale else stale
+    return delete_orphans(log, orphans, unnamed, _conflict_with_ids)
 
 
 def _conflict_with_ids(state: TableState) -> Change:

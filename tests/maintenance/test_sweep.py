@@ -715,8 +715,6 @@ def test_files_of_lost_races_are_cleaned_away(
     young = files_of(queue, "leases")
     assert len(young) == 5  # two of the group's last commit, and those of the dead
     make_old(*young)
-    housekeep(queue, keep_versions=0, keep_seconds=0)
-    assert len(files_of(queue, "leases")) == 4  # the dead may be alive
     assert housekeep(queue, keep_versions=0, keep_seconds=0) >= 3
     assert len(files_of(queue, "leases")) == 1
     latest = ledgers_of(queue).log.refresh().version
@@ -747,7 +745,7 @@ def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
 
 
 @pytest.mark.parametrize("table", ["leases", "commits", "history"])
-def test_what_two_sweeps_took_for_an_orphan_is_never_committed(
+def test_what_a_sweep_took_for_an_orphan_is_never_committed(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits, table: str
 ) -> None:
     """Its writer froze before its commit. It wakes up after the file is gone."""
@@ -771,8 +769,7 @@ def test_what_two_sweeps_took_for_an_orphan_is_never_committed(
     def freeze() -> None:
         (mine,) = files_of(queue, table) - before
         make_old(mine)
-        for _ in range(2):
-            housekeep(other, keep_versions=0, keep_seconds=0)
+        housekeep(other, keep_versions=0, keep_seconds=0)
         gone.append(not mine.exists())
 
     with monkeypatch.context() as patch:
