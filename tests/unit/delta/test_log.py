@@ -20,7 +20,7 @@ from support.clocks import MachineClocks
 from support.limits import Limits
 from support.thrift import decode
 
-from spark_mq.delta import follower
+from spark_mq.delta import cleanup, follower
 from spark_mq.delta.actions import AddFile, Change, log_path, parse_commit
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
@@ -820,3 +820,40 @@ def test_parsed_commits_are_as_readers_of_the_log_have_them(
             )
         assert left == right, name
     assert parse_commit(1, store.read(log_path(1)), "t").adds == read.adds
+
+
+# -- cleaning
+
+
+def test_a_file_that_gets_its_name_just_before_the_orphans_go_stays(
+    store: InjectedStore, log: DeltaLog, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer was slow, and its commit lands between the sweep's look and its commit."""
+    limits(orphan_seconds=-1.0)
+    for name in ("slow", "dead"):
+        store.write(f"part=a/{name}.parquet", b"x")
+    write_checkpoint(store)
+    real = cleanup._conflict_with_all
+
+    def after_a_rival(state: TableState) -> Change:
+        if not paths(DeltaLog(store)):
+            other(store, change("slow"))
+        return real(state)
+
+    monkeypatch.setattr(cleanup, "_conflict_with_all", after_a_rival)
+    assert cleanup.clean_table(log, cleanup.Keep(0, 0.0), data_files=True) == 1
+    assert paths(log) == {"part=a/slow.parquet"}
+    assert [store.exists(f"part=a/{name}.parquet") for name in ("slow", "dead")] == [True, False]
+
+
+def test_a_writer_that_read_the_table_before_the_orphans_went_is_refused(
+    store: InjectedStore, log: DeltaLog, limits: Limits
+) -> None:
+    limits(orphan_seconds=-1.0)
+    store.write("part=a/late.parquet", b"x")
+    write_checkpoint(store)
+    late = DeltaLog(ObjectStore(store.root))
+    base = late.refresh().version
+    assert cleanup.clean_table(log, cleanup.Keep(0, 0.0), data_files=True) == 1
+    with pytest.raises(CommitConflict):
+        late.commit(change("late"), base)
