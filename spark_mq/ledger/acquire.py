@@ -17,7 +17,7 @@ from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.lane_selector import LaneSelector
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
-from spark_mq.ledger.schedule import add_scheduled, split_by_time, split_due
+from spark_mq.ledger.schedule import DUE, add_scheduled, split_by_time, split_due
 from spark_mq.ledger.selection import (
     FILTERED,
     OTHER_GROUP,
@@ -267,12 +267,12 @@ def _replace_due(
         if (piece.available_at or 0) > now:
             editor.add(piece, piece)
             continue
-        parts = split_by_time(piece, view.log, now, now)
-        for part in (*parts.later, *parts.expired):
-            add_scheduled(editor, part, piece, view.settings)
-        for part in parts.due:
-            editor.add(become(part), part, event)
-            total += part.message_count
+        for when, part in split_by_time(piece, view.log, now, now):
+            if when == DUE:
+                editor.add(become(part), part, event)
+                total += part.message_count
+            else:
+                add_scheduled(editor, part, piece, view.settings)
     return (editor.build(), total) if total else (ledger, 0)
 
 

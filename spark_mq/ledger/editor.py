@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.intervals import Interval, normalise, split_at, subtract
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -81,22 +81,35 @@ class LedgerEditor:
         self._removed.add(row)
 
     def cut(
-        self, intervals: Iterable[Interval], index: MessageIndex, states: Collection[str]
+        self,
+        intervals: Iterable[Interval],
+        index: MessageIndex,
+        states: Collection[str],
+        takes: Callable[[Range], bool] | None = None,
     ) -> Iterator[Range]:
         """Remove the messages of some intervals in some states, and yield their pieces of ranges.
 
-        The others of each range stay. Unread messages before a piece become available.
+        The others of each range stay, and so does a range that `takes` refuses. Unread messages
+        before a piece become available.
         """
         wanted, ledger = normalise(intervals), self.ledger
         rows = sorted({row for first, last in wanted for row in ledger.overlapping(first, last)})
         before = ledger.values_at("state", rows)
         rows = [row for row, state in zip(rows, before, strict=True) if state in states]
         for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
-            if pieces := r.within(wanted, index):
+            if takes is not None and not takes(r):
+                continue
+            parts = [
+                (inside, r.slice(first, last, index))
+                for inside, first, last in split_at(wanted, r.first, r.last)
+            ]
+            if any(inside and piece.message_count for inside, piece in parts):
                 self._removed.add(row)
-                for first, last in _gaps(r.first, pieces, r.last):
-                    self.add(r.slice(first, last, index), r)
-                yield from pieces
+                for inside, piece in parts:
+                    if not inside:
+                        self.add(piece, r)
+                    elif piece.message_count:
+                        yield piece
         if UNREAD not in states or not wanted:
             return
         unread = range_between(index, ledger.end_sequence + 1, wanted[-1][1], UNREAD)

@@ -25,7 +25,7 @@ from spark_mq.ledger.ranges import (
     Ledger,
     Range,
 )
-from spark_mq.ledger.schedule import split_by_time, unread_range
+from spark_mq.ledger.schedule import EXPIRED, LATER, split_by_time, unread_range
 from spark_mq.ledger.transitions import (
     REQUESTED,
     counted_from_zero,
@@ -125,8 +125,9 @@ def _expired(
     """Yield the messages that are not due, and that would expire again at once."""
     for piece in LedgerEditor(ledger).cut(wanted, index, _IN_LEDGER):
         if piece.state != AVAILABLE or (piece.available_at or 0) > now:
-            for part in split_by_time(piece, index, now, now).expired:
-                yield part.first, part.last
+            for when, part in split_by_time(piece, index, now, now):
+                if when == EXPIRED:
+                    yield part.first, part.last
 
 
 def _delayed_unread(
@@ -134,8 +135,8 @@ def _delayed_unread(
 ) -> list[Interval]:
     unread = unread_range(ledger, index)
     pieces = unread.within(wanted, index) if unread else []
-    later = (r for piece in pieces for r in split_by_time(piece, index, now, now).later)
-    return [(r.first, r.last) for r in later]
+    split = (timed for piece in pieces for timed in split_by_time(piece, index, now, now))
+    return [(r.first, r.last) for when, r in split if when == LATER]
 
 
 class _Change:
@@ -186,7 +187,8 @@ class _Change:
     def _is_due(self, r: Range) -> bool:
         if (r.available_at or 0) > self.now:
             return False
-        return not split_by_time(r, self.index, self.now, self.now).later
+        split = split_by_time(r, self.index, self.now, self.now)
+        return all(when != LATER for when, _ in split)
 
 
 class _Transfer(Command[int]):

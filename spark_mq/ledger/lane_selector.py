@@ -9,7 +9,7 @@ only messages of open slots count as due, see :mod:`spark_mq.ledger.lane_walk`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -50,7 +50,7 @@ from spark_mq.ledger.ranges import (
     Range,
     range_between,
 )
-from spark_mq.ledger.schedule import TimeSplit, add_scheduled, split_by_time
+from spark_mq.ledger.schedule import DUE, add_scheduled, split_by_time
 from spark_mq.ledger.selection import (
     OTHER_GROUP,
     AcquireRequest,
@@ -111,7 +111,7 @@ class LaneSelector:
         end = index.last_sequence
         if request.max_sequence is not None:
             end = min(end, request.max_sequence)
-        named = None if request.intervals is None else _with_messages(request.intervals, index)
+        named = None if request.intervals is None else index.trim_to_messages(request.intervals)
         self._due = DueRanges(
             ledger, cutoff, request.max_sequence, self._attempts, sink=rules.sink is not None,
             named=named,
@@ -330,7 +330,6 @@ class LaneSelector:
         end = max([self._walk.reach, *(last for _, last in taken)])
         if len(taken) == 1 and not index.count(begin, taken[0][0] - 1) and taken[0][1] == end:
             return  # nothing is passed over
-        timed = index.has_times(begin, end)
         # Those that only other groups get are settled.
         others = subtract(index.for_others(begin, end, self._ledger.head.group), taken)
         for interval in others:
@@ -339,12 +338,11 @@ class LaneSelector:
         for interval in subtract([(begin, end)], [*taken, *others]):
             if not (unread := range_between(index, *interval, UNREAD)):
                 continue
-            split = TimeSplit([unread])
-            if timed:
-                split = split_by_time(unread, index, self._now, self._cutoff)
-            due = (piece._replace(state=AVAILABLE, available_at=0) for piece in split.due)
-            for piece in (*due, *split.later, *split.expired):
-                add_scheduled(editor, piece, unread, self._rules)
+            for when, piece in split_by_time(unread, index, self._now, self._cutoff):
+                if when == DUE:
+                    editor.add(piece._replace(state=AVAILABLE, available_at=0), unread)
+                else:
+                    add_scheduled(editor, piece, unread, self._rules)
 
 
 def _with_leases_without_fresh(
@@ -373,9 +371,3 @@ def _is_full(ledger: Ledger, now: int, rules: GroupSettings) -> bool:
     excluded = len(ledger.find((DEAD, BLOCKED, TRANSFERRING)))
     delayed = len(ledger.find((AVAILABLE,), ("available_at", ">", now)))
     return ledger.size - excluded - delayed >= rules.max_tracked_ranges
-
-
-def _with_messages(intervals: Iterable[Interval], index: MessageIndex) -> list[Interval]:
-    """Return the intervals from their first to their last message, without empty ones."""
-    ends = ((index.first_at_or_after(a), index.last_at_or_before(b)) for a, b in intervals)
-    return [(a, b) for a, b in ends if a is not None and b is not None and a <= b]

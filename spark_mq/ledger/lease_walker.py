@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spark_mq.ledger.editor import LedgerEditor
@@ -32,6 +32,11 @@ class SettleOutcome:
             first = self.lost.pop()[0]
         self.lost.append((first, last, reason))
 
+    def sort_lost(self) -> None:
+        lost, self.lost = sorted(self.lost), []
+        for first, last, reason in lost:
+            self.add_lost(first, last, reason)
+
     def add(self, r: Range, became: Range) -> None:
         self.settled += r.message_count
         self.ranges.append((r.first, r.last))
@@ -42,7 +47,7 @@ class SettleOutcome:
 
 
 class LeaseWalker:
-    """Change messages that a lease holds, and split ranges at the ends of the intervals.
+    """Change messages that a lease holds, and report the others that it is given.
 
     Intervals that are the `whole` lease may end in a gap.
     """
@@ -54,7 +59,6 @@ class LeaseWalker:
         self.editor = LedgerEditor(ledger)
         self.outcome = SettleOutcome()
         self._whole = whole
-        self._begins: dict[int, int] = {}  # where the part after the last split begins, by row
 
     def apply(self, r: Range) -> None:
         """Apply the change to a range that the lease holds."""
@@ -62,59 +66,49 @@ class LeaseWalker:
 
     def visit(self, intervals: Sequence[Interval] | None) -> None:
         """Apply the change to some messages. None for all that the lease holds."""
-        if intervals is None:
+        if intervals is None or self._are_held(intervals):
             for r in self.editor.remove(self.ledger.rows_held(self.lease_id)):
                 self.apply(r)
             return
-        wanted = normalise(intervals)
-        held = self.ledger.rows_held(self.lease_id) if len(wanted) > 1 else []
-        if held and self._are(held, wanted):
-            for r in self.editor.remove(held):
-                self.apply(r)
-        else:
-            self._visit_intervals(wanted)
+        wanted, held = normalise(intervals), list[Interval]()
+        named = self.index.trim_to_messages(wanted)
+        for r in self.editor.cut(named, self.index, (LEASED, AVAILABLE), self._holds):
+            self.apply(r)
+            held.append((r.first, r.last))
+        if named != wanted and not self._whole:
+            for first, last in subtract(wanted, named):
+                self.outcome.add_lost(first, last, "no message")
+        if held != named:
+            self._report(subtract(named, held))
+        self.outcome.sort_lost()
 
-    def _are(self, rows: Sequence[int], intervals: Sequence[Interval]) -> bool:
-        """Return whether some rows are exactly some intervals, as in most whole leases."""
-        if len(rows) != len(intervals):
+    def _are_held(self, intervals: Sequence[Interval]) -> bool:
+        """Return whether intervals are the ranges that the lease holds, as in most whole leases."""
+        if len(intervals) < 2:
             return False
-        firsts, lasts = self.ledger.first_sequences, self.ledger.last_sequences
-        return [(firsts[row], lasts[row]) for row in rows] == intervals
-
-    def _visit_intervals(self, intervals: Sequence[Interval]) -> None:
-        touched = [self.ledger.overlapping(first, last) for first, last in intervals]
-        rows = sorted(set().union(*touched))
-        ranges = dict(zip(rows, self.ledger.ranges_at(rows), strict=True))
-        self._begins = {row: r.first for row, r in ranges.items()}
-        held = [row for row in rows if self._holds(ranges[row])]
-        for row in held:
-            self.editor.mark_removed(row)
-        for (first, last), of in zip(intervals, touched, strict=True):
-            self._visit_interval(first, last, [(row, ranges[row]) for row in of])
-        for row in held:
-            r = ranges[row]
-            self.editor.add(r.slice(self._begins[row], r.last, self.index), r)
+        ledger, rows = self.ledger, self.ledger.rows_held(self.lease_id)
+        firsts, lasts = ledger.first_sequences, ledger.last_sequences
+        return [(firsts[row], lasts[row]) for row in rows] == list(intervals)
 
     def _holds(self, r: Range) -> bool:
-        return r.state in (LEASED, AVAILABLE) and r.lease_id == self.lease_id
+        return r.lease_id == self.lease_id
 
-    def _visit_interval(self, first: int, last: int, ranges: Iterable[tuple[int, Range]]) -> None:
-        low: int | None = first
-        high: int | None = last
-        has_gaps = self.index.count(first, last) <= last - first
-        if has_gaps:
-            low, high = self.index.first_at_or_after(first), self.index.last_at_or_before(last)
-        if low is None or high is None or low > high:
-            self._report_gap(first, last)
-            return
-        self._report_gap(first, low - 1)
-        head, frontier = self.ledger.head, self.ledger.end_sequence
-        self.count_settled(low, min(high, head.start_sequence))
-        for row, r in ranges:
-            self._split_at(row, r, (low, high), has_gaps=has_gaps)
-        if high > frontier:
-            self.outcome.add_lost(max(low, frontier + 1), high, "unread")
-        self._report_gap(high + 1, last)
+    def _report(self, intervals: Sequence[Interval]) -> None:
+        """Report messages that the lease does not hold."""
+        ledger, end = self.ledger, self.ledger.end_sequence
+        touched = [ledger.overlapping(first, last) for first, last in intervals]
+        rows = sorted(set().union(*touched))
+        ranges = dict(zip(rows, ledger.ranges_at(rows), strict=True))
+        for (first, last), of in zip(intervals, touched, strict=True):
+            self.count_settled(first, min(last, ledger.head.start_sequence))
+            for row in of:
+                piece = ranges[row].slice(first, last, self.index)
+                if piece.state == SETTLED:
+                    self.count_settled(piece.first, piece.last)
+                elif piece.message_count:
+                    self.outcome.add_lost(piece.first, piece.last, why_lost(piece))
+            if last > end:
+                self.outcome.add_lost(max(first, end + 1), last, "unread")
 
     def count_settled(self, first: int, last: int) -> None:
         """Count settled messages. Messages that a seek skipped are lost, not processed."""
@@ -125,30 +119,6 @@ class LeaseWalker:
         for low, high in subtract([(first, last)], done):
             if self.index.count(low, high):
                 self.outcome.add_lost(low, high, "skipped")
-
-    def _report_gap(self, first: int, last: int) -> None:
-        """Report sequences without a message, unless they end the intervals of a whole lease."""
-        if first <= last and not self._whole:
-            self.outcome.add_lost(first, last, "no message")
-
-    def _split_at(self, row: int, r: Range, within: Interval, *, has_gaps: bool) -> None:
-        """Change the piece of a row within an interval, which is after those before."""
-        first, last = max(within[0], r.first), min(within[1], r.last)
-        if has_gaps:
-            piece = r.slice(first, last, self.index)
-        else:
-            piece = r.at(first, last, last - first + 1)
-        if piece.message_count == 0:
-            return
-        if r.state == SETTLED:
-            self.count_settled(piece.first, piece.last)
-        elif not self._holds(r):
-            self.outcome.add_lost(piece.first, piece.last, why_lost(r))
-        else:
-            if (begin := self._begins[row]) < piece.first:
-                self.editor.add(r.slice(begin, piece.first - 1, self.index), r)
-            self.apply(piece)
-            self._begins[row] = piece.last + 1
 
 
 def why_lost(r: Range) -> str:

@@ -180,6 +180,11 @@ class MessageIndex:
         located = self.files.locate(seq)
         return None if located is None else min(seq, located[0].last_at(located[1]))
 
+    def trim_to_messages(self, intervals: Iterable[Interval]) -> list[Interval]:
+        """Return intervals from their first to their last message, without empty ones."""
+        ends = ((self.first_at_or_after(a), self.last_at_or_before(b)) for a, b in intervals)
+        return [(a, b) for a, b in ends if a is not None and b is not None and a <= b]
+
     def first_published_since(self, instant: int) -> int:
         """Return the first sequence published at or after an instant, or that after the last."""
         # No bisect, because commit times may step back if clocks differ.

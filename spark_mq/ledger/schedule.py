@@ -7,7 +7,7 @@ dead when a lease would take them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Final
 
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval, subtract
@@ -17,39 +17,34 @@ from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.transitions import expire, expired, is_late, record_expired_leases
 from spark_mq.util.clock import MICROSECOND
 
-
-@dataclass(slots=True)
-class TimeSplit:
-    """The pieces of a range by their times, each list in the order of sequence."""
-
-    due: list[Range] = field(default_factory=list)  # as in the range, unread or available
-    later: list[Range] = field(default_factory=list)  # available at their time
-    expired: list[Range] = field(default_factory=list)  # settled, for :func:`add_scheduled`
+DUE: Final = "due"
+LATER: Final = "later"
+EXPIRED: Final = "expired"
+TimedPiece = tuple[str, Range]
+"""A piece of a range: DUE as it is there, LATER available at its time, or EXPIRED as settled."""
 
 
 def unread_range(ledger: Ledger, index: MessageIndex) -> Range | None:
     return range_between(index, ledger.end_sequence + 1, index.last_sequence, UNREAD)
 
 
-def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> TimeSplit:
-    """Split a range by its messages' times: expired at `now`, due at `cutoff`, or delayed."""
-    out = TimeSplit()
+def split_by_time(r: Range, index: MessageIndex, now: int, cutoff: int) -> list[TimedPiece]:
+    """Split a range by its messages' times: expired at `now`, due at `cutoff`, or later."""
     if not index.has_times(r.first, r.last):
-        out.due.append(r)
-        return out
+        return [(DUE, r)]
+    pieces: list[TimedPiece] = []
     for part in index.slices(r.first, r.last):
         rows = part.offset, part.offset + part.rows - 1
         begins = part.first - part.offset
         times = index.file_at(part.first).times
-        for kind, low, high, at in _spans(times, rows, now, cutoff, delivered=was_due(r)):
+        for when, low, high, at in _spans(times, rows, now, cutoff, delivered=was_due(r)):
             piece = r.at(begins + low, begins + high, high - low + 1)
-            if kind == "expired":
-                _append(out.expired, piece._replace(state=SETTLED, available_at=None), index)
-            elif kind == "later":
-                _append(out.later, piece._replace(state=AVAILABLE, available_at=at), index)
-            else:
-                _append(out.due, piece, index)
-    return out
+            if when == EXPIRED:
+                piece = piece._replace(state=SETTLED, available_at=None)
+            elif when == LATER:
+                piece = piece._replace(state=AVAILABLE, available_at=at)
+            _append(pieces, when, piece)
+    return pieces
 
 
 def was_due(r: Range) -> bool:
@@ -61,7 +56,7 @@ def _none_expired(times: DeliveryTimes, now: int) -> bool:
 
 
 _TimeSpan = tuple[str, int, int, int | None]
-"""A kind, the first and last row in the file, and the least deliver_at."""
+"""DUE, LATER or EXPIRED, the first and last row in the file, and the least deliver_at."""
 
 
 def _spans(
@@ -69,47 +64,42 @@ def _spans(
 ) -> list[_TimeSpan]:
     """Return spans of some rows of a file that are due, later or expired."""
     if times is None:
-        return [("due", *rows, None)]
+        return [(DUE, *rows, None)]
     if _none_expired(times, now):
         if delivered or times.due_to <= cutoff:
-            return [("due", *rows, None)]
+            return [(DUE, *rows, None)]
         if times.due_from > cutoff:
-            return [("later", *rows, times.due_from)]
+            return [(LATER, *rows, times.due_from)]
     spans: list[_TimeSpan] = []
     for low, high, deliver_at, expires_at in times.between(*rows):
-        kind, at = "due", None
+        when, at = DUE, None
         if expires_at is not None and expires_at <= now:
-            kind = "expired"
+            when = EXPIRED
         elif deliver_at is not None and deliver_at > cutoff and not delivered:
-            kind, at = "later", deliver_at
-        if spans and spans[-1][0] == kind:
+            when, at = LATER, deliver_at
+        if spans and spans[-1][0] == when:
             _, first, _, least = spans[-1]
-            spans[-1] = (kind, first, high, None if least is None or at is None else min(least, at))
+            spans[-1] = (when, first, high, None if least is None or at is None else min(least, at))
         else:
-            spans.append((kind, low, high, at))
+            spans.append((when, low, high, at))
     return spans
 
 
 def add_scheduled(editor: LedgerEditor, piece: Range, before: Range, rules: GroupSettings) -> None:
-    """Add a piece of a :class:`TimeSplit`. An expired one ends by the rules, with an event."""
+    """Add a piece that is not due by its times. An expired one ends by the rules, with an event."""
     if piece.state == SETTLED:
         editor.add(expire(piece, rules), before, "expired")
     else:
         editor.add(piece, before)
 
 
-def _append(pieces: list[Range], piece: Range, index: MessageIndex) -> None:
-    """Append a piece, or extend the last one if they touch and are due at the same time."""
-    last = pieces[-1] if pieces else None
-    if (
-        last is not None
-        and last.available_at == piece.available_at
-        and index.count(last.last + 1, piece.first - 1) == 0
-    ):
-        pieces.pop()
+def _append(pieces: list[TimedPiece], when: str, piece: Range) -> None:
+    """Append a piece, or extend the last one if they are due at the same time."""
+    if pieces and (pieces[-1][0], pieces[-1][1].available_at) == (when, piece.available_at):
+        _, last = pieces.pop()
         count = last.message_count + piece.message_count
         piece = last._replace(last=piece.last, message_count=count)
-    pieces.append(piece)
+    pieces.append((when, piece))
 
 
 def split_due(
@@ -125,9 +115,9 @@ def split_due(
     editor = LedgerEditor(ledger)
     for row, r in zip(timed, ledger.ranges_at(timed), strict=True):
         pieces = split_by_time(r, index, now, cutoff)
-        if pieces.later or pieces.expired:
-            editor.remove([row])
-            for piece in (*pieces.due, *pieces.later, *pieces.expired):
+        if any(when != DUE for when, _ in pieces):
+            editor.mark_removed(row)
+            for _, piece in pieces:
                 add_scheduled(editor, piece, r, rules)
     return editor.build()
 
@@ -151,11 +141,11 @@ def settle_expired_unread(
     while first is not None and index.has_times(first, first):
         last = index.file_at(first).last
         unread = Range(first, last, UNREAD, last - first + 1)
-        split = split_by_time(unread, index, now, now)
-        for r in (*split.later, *split.expired):
-            if not split.due or r.last < split.due[0].first:
-                add_scheduled(editor, r, unread, rules)
-        first = None if split.due else index.first_at_or_after(last + 1)
+        for when, r in split_by_time(unread, index, now, now):
+            if when == DUE:
+                return editor.build()
+            add_scheduled(editor, r, unread, rules)
+        first = index.first_at_or_after(last + 1)
     return editor.build()
 
 
@@ -173,7 +163,8 @@ def settle_expired_held(
         back = expired(r, rules) if r.state == LEASED else r
         if back.state != AVAILABLE or (back.available_at or 0) > now:
             continue
-        ended = split_by_time(back, index, now, now).expired
+        split = split_by_time(back, index, now, now)
+        ended = [piece for when, piece in split if when == EXPIRED]
         if not ended:
             continue
         editor.mark_removed(row)
@@ -200,5 +191,6 @@ def next_due_at(ledger: Ledger, index: MessageIndex, rules: GroupSettings, now: 
     if breaker.is_paused(now):
         ends.append(breaker.paused_until)
     if index.has_times_after(ledger.end_sequence) and (unread := unread_range(ledger, index)):
-        ends += [r.available_at for r in split_by_time(unread, index, now, now).later]
+        split = split_by_time(unread, index, now, now)
+        ends += [r.available_at for when, r in split if when == LATER]
     return min((end for end in ends if end is not None), default=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import attrgetter, or_
+from operator import or_
 from typing import Final, NamedTuple
 
 from spark_mq.errors import SparkMQError
@@ -15,7 +15,7 @@ from spark_mq.ledger.intervals import Interval, split_at
 from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, UNREAD, Ledger, Range
-from spark_mq.ledger.schedule import split_by_time
+from spark_mq.ledger.schedule import DUE, LATER, split_by_time
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.sink_writes import SinkWrite, with_write
 
@@ -161,11 +161,11 @@ class Candidates:
 
     def _by_time(self, first: int, last: int) -> Iterator[Part]:
         unread = Range(first, last, UNREAD, last - first + 1)
-        split = split_by_time(unread, self.index, self._now, self._cutoff)
-        later = {r.first for r in split.later}
-        for r in sorted((*split.due, *split.later), key=attrgetter("first")):
-            parts = self._closed if r.first in later else self._parts
-            yield from parts(r.first, r.last)
+        for when, r in split_by_time(unread, self.index, self._now, self._cutoff):
+            if when == DUE:
+                yield from self._parts(r.first, r.last)
+            elif when == LATER:
+                yield from self._closed(r.first, r.last)
 
     def _parts(self, first: int, last: int) -> Iterable[Part]:
         if self.named is None and last <= self.end:

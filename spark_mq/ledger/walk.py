@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, SETTLED, UNREAD, Ledger, Range, range_between
-from spark_mq.ledger.schedule import split_by_time
+from spark_mq.ledger.schedule import DUE, LATER, split_by_time
 from spark_mq.ledger.settings import UNTIL_LEASED, GroupSettings
 from spark_mq.ledger.states import BLOCKED, DEAD, DELAYED, LEASED, READY, STATES, UNSETTLED
 from spark_mq.ledger.transitions import EXPIRED, expire, to_dead
@@ -97,14 +97,14 @@ def _states(ledger: Ledger, now: int) -> list[str]:
 def _split(
     r: Range, index: MessageIndex, now: int, row: int | None, rules: GroupSettings
 ) -> Iterator[Piece]:
-    split = split_by_time(r, index, now, now)
-    pieces = [Piece(READY, part.first, part.last, row) for part in split.due]
-    pieces += [
-        Piece(DELAYED, part.first, part.last, row, part.available_at) for part in split.later
-    ]
-    ended = str(expire(r, rules).state)
-    pieces += [Piece(ended, part.first, part.last, row, expired=True) for part in split.expired]
-    yield from sorted(pieces, key=lambda part: part.first)
+    for when, part in split_by_time(r, index, now, now):
+        if when == DUE:
+            yield Piece(READY, part.first, part.last, row)
+        elif when == LATER:
+            yield Piece(DELAYED, part.first, part.last, row, part.available_at)
+        else:
+            ended = str(expire(r, rules).state)
+            yield Piece(ended, part.first, part.last, row, expired=True)
 
 
 def range_of(piece: Piece, ledger: Ledger, index: MessageIndex) -> Range:

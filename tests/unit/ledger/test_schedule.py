@@ -181,13 +181,16 @@ def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: Manu
     index = MessageIndex([DataFile(sequence(1, 0), 5, "f", 50, 0, DeliveryTimes.of(times))], 1)
     whole = Range(sequence(1, 0), sequence(1, 4), AVAILABLE, 5)
     pieces = split_by_time(whole, index, now=6_000_000, cutoff=4_000_000)
-    assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(2, 4)]
-    assert [(r.first & 0xF, r.last & 0xF, r.available_at) for r in pieces.later] == [
-        (0, 1, 5_000_000)
+    assert [(when, r.first & 0xF, r.last & 0xF, r.available_at) for when, r in pieces] == [
+        ("later", 0, 1, 5_000_000),
+        ("due", 2, 4, None),
     ]
     pieces = split_by_time(whole, index, now=7_000_000, cutoff=7_000_000)
-    assert [(r.first & 0xF, r.last & 0xF) for r in pieces.due] == [(0, 1), (4, 4)]
-    assert [(r.first & 0xF, r.last & 0xF) for r in pieces.expired] == [(2, 3)]
+    assert [(when, r.first & 0xF, r.last & 0xF) for when, r in pieces] == [
+        ("due", 0, 1),
+        ("expired", 2, 3),
+        ("due", 4, 4),
+    ]
 
 
 def test_the_index_knows_where_times_are(queue: Queue) -> None:
