@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_mq.delta.azure import canonical_authority, to_abfss
 from spark_mq.delta.backend import FileInfo, FileInfos
 from spark_mq.delta.local_files import LocalBackend, LocalFiles
 from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
@@ -52,6 +51,10 @@ _NO_URI: Final = re.compile(r"[\x00-\x1f\x7f?#\ud800-\udfff]|(?<=[^:/])//|/\.\.?
 # On Azure no folder ends with ".", and a backslash becomes "/".
 _NO_URIS: Final = {"azure": re.compile(rf"{_NO_URI.pattern}|\.(?:/|$)|\\|%5[Cc]")}
 _PASSWORD: Final = re.compile(r"(?<=://)[^/@]*:[^/]*@")  # Azure's container@account has none
+_AZURE: Final = "core.windows.net"
+_BLOB: Final = re.compile(
+    rf"https://([^/@.?#]+)\.(?:blob|dfs)\.{re.escape(_AZURE)}/([^/?#]+)(.*)", re.I | re.S
+)
 _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f]|(?:^|/)\.{0,2}(?:/|$)")
 
 
@@ -231,7 +234,7 @@ def absolute_path(path: Any, option: str = "path") -> str:
             option=option,
             value=path,
         )
-    text = to_abfss(_without_file_scheme(path))
+    text = _to_abfss(_without_file_scheme(path))
     if not text.strip():
         raise InvalidOption(
             f"{option} is empty. Give a folder, or '.' for the working directory",
@@ -274,6 +277,12 @@ def _without_file_scheme(path: str | os.PathLike[str]) -> str:
     return rest if rest == text else unquote(rest)
 
 
+def _to_abfss(text: str) -> str:
+    """Return the https URL of a blob as a URI that delta-rs knows, too. Keep any other text."""
+    match = _BLOB.fullmatch(text)
+    return f"abfss://{match[2]}@{match[1].lower()}.dfs.{_AZURE}{match[3]}" if match else text
+
+
 def canonical_path(path: str, options: Mapping[str, str] | None = None) -> str:
     """Return one text for all names of a place. Only compare it: libraries need the given name."""
     return canonical_uri(path, options) if "://" in path else os.path.realpath(path)
@@ -290,10 +299,20 @@ def canonical_uri(path: str, options: Mapping[str, str] | None = None) -> str:
         return f"{scheme}://{rest}".rstrip("/")
     if provider == "azure":
         account = None if "@" in authority else account_name(scheme, options or {}, os.environ)
-        scheme, authority = canonical_authority(authority, account)
+        scheme, authority = _azure_authority(authority, account)
     # A root is decoded when it is opened. Only "%" stays encoded, so that this is a root, too.
     folder = unquote(folder).replace("%", "%25")
     return f"{_SCHEMES.get(provider, scheme)}://{authority}/{folder}".rstrip("/")
+
+
+def _azure_authority(authority: str, account: str | None) -> tuple[str, str]:
+    """Return scheme and authority for all URIs of a container. `account` is of the options."""
+    container, at, host = authority.partition("@")
+    if at:
+        return "abfs", f"{container}@{host.lower().replace('.blob.', '.dfs.', 1)}"
+    if account:
+        return "abfs", f"{container}@{account.lower()}.dfs.{_AZURE}"
+    return "az", container
 
 
 def is_data_path(path: str) -> bool:

@@ -16,9 +16,8 @@ import obstore
 import pyarrow as pa
 from obstore import exceptions, store
 
-from spark_mq.delta.azure import account_in_authority
 from spark_mq.delta.backend import Backend, FileInfo
-from spark_mq.delta.storage_options import PROVIDERS, is_in_catalog, secret_values, store_options
+from spark_mq.delta.storage_options import PROVIDERS, is_in_catalog, is_secret, store_options
 from spark_mq.errors import InvalidOption
 from spark_mq.util.loading import integration
 from spark_mq.util.process import ForkGuard
@@ -252,7 +251,8 @@ def _open_store(
 ) -> Any:
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
-    given = store_options(scheme, options, os.environ, account=account_in_authority(parts.netloc))
+    account = parts.netloc.partition("@")[2].partition(".")[0].lower() or None
+    given = store_options(scheme, options, os.environ, account=account)
     groups = {
         "config": given.config,
         "client_options": given.client_options,
@@ -315,7 +315,7 @@ def _copy(error: BaseException, text: str) -> BaseException:
 def _secrets(options: Mapping[str, str]) -> list[str]:
     """Return the secrets that an error text may contain, longest first."""
     names = {**{k: v for k, v in os.environ.items() if _bare_provider(k)}, **options}
-    given = secret_values(names)
+    given = {str(value) for name, value in names.items() if is_secret(name)}
     secrets = given | {quote(value, safe="") for value in given}
     return sorted((value for value in secrets if len(value) > 3), key=len, reverse=True)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
-from spark_mq.delta.azure import parse_connection_string
 from spark_mq.errors import InvalidOption
 from spark_mq.util.validation import validate_duration
 
@@ -125,11 +124,6 @@ _PREFIXES: Final = {
 _SECRET: Final = re.compile(
     r"key|secret|token|password|sas|proxy_url|credential|certificate|connection_string"
 )
-_CONNECTION: Final = "connection_string"
-_SECRET_PARTS: Final = re.compile(r"(?i)(?:AccountKey|SharedAccessSignature)\s*=\s*([^;\s]+)")
-_CONNECTION_VARIABLE: Final = "AZURE_STORAGE_CONNECTION_STRING"
-# With one of these, the environment's connection string may be of another account.
-_ACCOUNT: Final = ("account_name", "endpoint", "use_emulator")
 _EMULATED: Final = "devstoreaccount1"  # the account of each emulator
 _TRUE: Final = frozenset(("1", "true", "on", "yes", "y"))
 _FALSE: Final = frozenset(("0", "false", "off", "no", "n"))
@@ -145,20 +139,18 @@ def store_options(
     """Sort storage options into groups of obstore. Raise InvalidOption, which shows no value."""
     provider, wanted, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
     around = _variables(provider, environment or {})
-    for name, given, value in _parts(provider, options):
-        place = _place(provider, given)
+    for name, value in options.items():
+        place = _place(provider, name)
         if place is None:
             continue
         group, key = place
-        setting = _value(name, group, key, value)
+        setting = _value(name, group, key, str(value))
         target = getattr(wanted, group)
         if target.get(key, setting) != setting:
             raise _invalid(name, f"{names[place]} gives another value. Remove one of them")
         target[key], names[place] = setting, name
     if provider == "azure":
         _check_account(wanted.config, names, account)
-        if account is None and not any(key in wanted.config or key in around for key in _ACCOUNT):
-            _add_connection_string(wanted, environment or {})
         _check_emulator(wanted.config, names, around)
     _add_environment(provider, wanted.client_options, around)
     for key, variable in around.items():
@@ -167,17 +159,6 @@ def store_options(
     if environment is not None:
         _check_http(provider, wanted, names, around)
     return StoreOptions(wanted.config, wanted.client_options, _nested(wanted.retry_config))
-
-
-def secret_values(options: Mapping[str, Any]) -> set[str]:
-    """Return the values of options that must not be shown, and the parts of those."""
-    secrets = set()
-    for name, value in options.items():
-        if is_secret(name):
-            secrets.add(str(value))
-            if _CONNECTION in name.lower():
-                secrets.update(_SECRET_PARTS.findall(str(value)))
-    return secrets
 
 
 def account_name(
@@ -199,33 +180,6 @@ def endpoint_of(scheme: str, options: Mapping[str, Any]) -> str:
 
 def is_secret(name: str) -> bool:
     return _SECRET.search(name.lower()) is not None
-
-
-def _parts(provider: str, options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield each option with its name and value, and a connection string as what it has."""
-    for name, value in options.items():
-        if provider == "azure" and _bare(provider, name.lower()) == _CONNECTION:
-            for part, setting in _connection(name, str(value)).items():
-                yield name, part, setting
-        else:
-            yield name, name, str(value)
-
-
-def _connection(name: str, text: str) -> dict[str, str]:
-    try:
-        return parse_connection_string(text)
-    except ValueError as error:
-        cause = str(error)
-    raise _invalid(name, cause)  # outside the except block, whose error might show the text
-
-
-def _add_connection_string(wanted: StoreOptions, environment: Mapping[str, str]) -> None:
-    if text := environment.get(_CONNECTION_VARIABLE):  # other tools of Azure read it, too
-        parts = _connection(_CONNECTION_VARIABLE, text)
-        for name in _CLIENT.keys() & parts.keys():
-            wanted.client_options.setdefault(name, parts.pop(name))
-        for name, value in parts.items():
-            wanted.config.setdefault(name, value)
 
 
 class _Variable(NamedTuple):
@@ -284,6 +238,8 @@ def _place(provider: str, name: str) -> tuple[str, str] | None:
     if low in _RETRY:
         return "retry_config", _RETRY[low]
     bare = _bare(provider, low)
+    if low.endswith("connection_string"):
+        raise _invalid(name, "delta-rs does not know it. Give the account and the key that it has")
     if bare in _CONFIG[provider]:
         return "config", _CONFIG[provider][bare]
     if bare in _CLIENT:
@@ -300,8 +256,6 @@ def _bare(provider: str, low: str) -> str:
 
 def _is_of_another(low: str) -> bool:
     """Return whether any provider knows an option. One mapping may serve several stores."""
-    if _bare("azure", low) == _CONNECTION:
-        return True
     bares = ((provider, _bare(provider, low)) for provider in _CONFIG)
     return any(bare in _CONFIG[provider] or bare in _CLIENT for provider, bare in bares)
 
@@ -371,7 +325,7 @@ def _check_http(
     for key in ("endpoint", "base_url"):
         name, text = around.get(key, _UNSET)
         if given := wanted.config.get(key):
-            name, text = names.get(("config", key), _CONNECTION_VARIABLE), given
+            name, text = names["config", key], given
         if text.lower().startswith("http://"):
             raise _invalid(
                 name,
@@ -384,7 +338,6 @@ def _check_http(
 def _unknown(provider: str, name: str) -> InvalidOption:
     prefixed = [f"{_PREFIXES[provider][-1]}{bare}" for bare in (*_CONFIG[provider], *_CLIENT)]
     known = [*prefixed, *_CONFIG[provider], *_CLIENT, *_RETRY, *_IGNORED]
-    known += [f"azure_storage_{_CONNECTION}"] if provider == "azure" else []
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
     return _invalid(name, f"it is unknown. The nearest known option is {near[0]!r}")
 

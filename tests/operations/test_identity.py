@@ -70,7 +70,6 @@ def test_texts_that_name_one_place(one: str, other: str) -> None:
     "options",
     [
         {"azure_storage_account_name": "A"},
-        {"connection_string": "AccountName=a;AccountKey=aw=="},
         {"account_name": "a", "use_emulator": "true"},
     ],
 )

@@ -11,11 +11,11 @@ from deltalake import DeltaTable, write_deltalake
 from starlette.testclient import TestClient
 from support.commands import Run, in_this_process
 from support.handles import lease
-from support.stores import ACCOUNT, ACCOUNT_KEY, RemoteStore
+from support.stores import RemoteStore
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.errors import InvalidOption, QueueExists, StorageError
+from spark_mq.errors import InvalidOption, QueueExists
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web import Access, create_app
 
@@ -121,37 +121,6 @@ def test_the_page_shows_the_queue_under_each_spelling(remote: RemoteStore) -> No
 
 
 # -- the names of Azure's options
-
-
-def connection_string(remote: RemoteStore, key: str = ACCOUNT_KEY) -> str:
-    endpoint = remote.options["azure_storage_endpoint"]
-    return (
-        f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={key};"
-        f"BlobEndpoint={endpoint};QueueEndpoint=http://127.0.0.1:1/{ACCOUNT};"
-    )
-
-
-@pytest.mark.only_on("azurite")
-def test_a_connection_string_of_azure_is_enough(
-    remote: RemoteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, text = remote.new_path(), connection_string(remote)
-    queue = Queue.create(path, storage_options={"azure_storage_connection_string": text})
-    queue.publish(["a"])
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
-    assert [m.text for m in lease(Queue.open(path)).messages] == ["a"]
-    full = path.replace("az://queues", f"abfss://queues@{ACCOUNT}.dfs.core.windows.net")
-    found = Queue.open(full, storage_options={"connection_string": text})
-    assert found.group().stats().leased == 1
-
-
-@pytest.mark.only_on("azurite")
-def test_a_wrong_connection_string_is_refused_without_its_key(remote: RemoteStore) -> None:
-    key = "c2VjcmV0LXRoYXQtbm9ib2R5LW1heS1zZWU="
-    options = {"connection_string": connection_string(remote, key), "max_retries": "0"}
-    with pytest.raises(StorageError) as caught:
-        Queue.open(remote.new_path(), storage_options=options)
-    assert key not in f"{caught.value} {caught.value.__cause__!r}"
 
 
 @pytest.mark.only_on("azurite")

@@ -165,6 +165,7 @@ def test_a_path_that_no_library_expands_is_refused(scheme: str, name: str, path:
         ("AWS_PROFILE", SECRET),
         ("AWS_IAM_ROLE_ARN", SECRET),
         ("aws_endpoint_url_s3", SECRET),
+        ("azure_storage_connection_string", f"AccountName=a;AccountKey={SECRET}"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused(name: str, value: str) -> None:
@@ -243,94 +244,6 @@ def test_a_panic_of_obstore_becomes_an_invalid_option(monkeypatch: pytest.Monkey
         ObjectStore("s3://b")
 
 
-CONNECTIONS = [
-    (
-        f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={SECRET};"
-        "EndpointSuffix=core.windows.net",
-        {"account_name": "a", "account_key": SECRET},
-        {},
-    ),
-    (
-        f"AccountName=a; AccountKey={SECRET}==; EndpointSuffix=core.chinacloudapi.cn;",
-        {"endpoint": "https://a.blob.core.chinacloudapi.cn", "account_key": f"{SECRET}=="},
-        {},
-    ),
-    (
-        f"accountname=a;ACCOUNTKEY={SECRET};BlobEndpoint=http://127.0.0.1:1/a/;"
-        "QueueEndpoint=http://127.0.0.1:2/a",
-        {"endpoint": "http://127.0.0.1:1/a", "account_name": "a"},
-        {"allow_http": "true"},
-    ),
-    (
-        f"BlobEndpoint=https://b.blob.core.windows.net/;SharedAccessSignature=sv=1&sig={SECRET}%3D",
-        {"account_name": "b", "sas_key": f"sv=1&sig={SECRET}%3D"},
-        {},
-    ),
-    ("UseDevelopmentStorage=true;", {"use_emulator": "true"}, {}),
-]
-
-
-@pytest.mark.parametrize(("text", "config", "client"), CONNECTIONS)
-@pytest.mark.parametrize(
-    "name", ["azure_storage_connection_string", "CONNECTION_STRING", None], ids=str
-)
-def test_a_connection_string_is_read_as_its_parts(
-    text: str, config: dict[str, str], client: dict[str, str], name: str | None
-) -> None:
-    around = {"AZURE_STORAGE_CONNECTION_STRING": text} if name is None else {}
-    found = store_options("az", {} if name is None else {name: text}, around)
-    assert config.items() <= found.config.items()
-    assert found.client_options == client
-    assert store_options("s3", {} if name is None else {name: text}, around) == StoreOptions()
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (SECRET, "Name=value"),
-        (f"AccountName=a;AccountKey={SECRET};oops", "Name=value"),
-        (f"AccountKey={SECRET}", "names no account"),
-        (f"AccountName=a;Key={SECRET}", "neither AccountKey nor SharedAccessSignature"),
-        ("", "names no account"),
-    ],
-)
-def test_a_connection_string_that_is_not_whole_is_refused(text: str, why: str) -> None:
-    with pytest.raises(InvalidOption, match=why) as caught:
-        store_options("az", {"azure_storage_connection_string": text})
-    assert caught.value.option == "azure_storage_connection_string"
-    assert_hidden(caught.value)
-
-
-def test_a_connection_string_agrees_with_the_other_options() -> None:
-    text = f"AccountName=a;AccountKey={SECRET}"
-    same = {"connection_string": text, "account_name": "a", "azure_storage_account_key": SECRET}
-    assert store_options("az", same).config == {"account_name": "a", "account_key": SECRET}
-    with pytest.raises(InvalidOption, match="gives another value") as caught:
-        store_options("az", {"account_name": "b", "connection_string": text})
-    assert_hidden(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "around", "account"),
-    [
-        ({"account_name": "b"}, {}, None),
-        ({"endpoint": "https://h"}, {}, None),
-        ({"use_emulator": "true"}, {}, None),
-        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "b"}, None),
-        ({}, {"AZURE_STORAGE_ENDPOINT": "https://h"}, None),
-        ({}, {}, "b"),
-    ],
-)
-def test_the_environment_s_connection_string_gives_way_to_a_named_account(
-    options: dict[str, str], around: dict[str, str], account: str | None
-) -> None:
-    """It may be there for another tool, and of another account."""
-    text = f"AccountName=a;AccountKey={SECRET}"
-    around = {**around, "AZURE_STORAGE_CONNECTION_STRING": text}
-    found = store_options("az", options, around, account=account)
-    assert "account_key" not in found.config
-
-
 @pytest.mark.parametrize(
     ("options", "around", "named"),
     [
@@ -362,13 +275,9 @@ def test_an_emulator_without_an_endpoint_and_an_endpoint_without_one_are_fine() 
 def test_an_account_that_the_path_does_not_name_is_refused() -> None:
     """Obstore would use that of the option, and delta-rs that of the path."""
     root = "abfss://c@a.dfs.core.windows.net/q"
-    for options in (
-        {"account_name": "b"},
-        {"connection_string": f"AccountName=b;AccountKey={KEY}"},
-    ):
-        with pytest.raises(InvalidOption, match="'a', and the option another one") as caught:
-            ObjectStore(root, options)
-        assert caught.value.option in options
+    with pytest.raises(InvalidOption, match="'a', and the option another one") as caught:
+        ObjectStore(root, {"account_name": "b"})
+    assert caught.value.option == "account_name"
     ObjectStore(root, {"account_name": "A", "account_key": KEY})
 
 
@@ -436,11 +345,9 @@ def test_a_server_without_tls_must_be_allowed(
 
 
 def test_a_server_with_tls_or_an_allowed_one_is_fine() -> None:
-    text = "BlobEndpoint=http://127.0.0.1:1/a;AccountName=a;AccountKey=" + KEY
     for scheme, options, around, endpoint in (
         ("s3", {"endpoint": "https://h"}, {"AWS_ENDPOINT_URL": "http://other"}, "https://h"),
         ("s3", {}, {"AWS_ENDPOINT_URL": "http://h", "AWS_ALLOW_HTTP": "true"}, None),
-        ("az", {}, {"AZURE_STORAGE_CONNECTION_STRING": text}, "http://127.0.0.1:1/a"),
         ("az", {"use_emulator": "true"}, {}, None),
     ):
         config = store_options(scheme, options, around).config
