@@ -96,7 +96,7 @@ class StreamSource:
             _log.warning(
                 "a new checkpoint begins in group %r of queue %s, which has already settled %d "
                 "messages. The stream will not get them again. If it should, for example after a "
-                "full refresh of its table, stop it, run `spark-mq group seek %s --to-earliest "
+                "full refresh of its table, stop it, run `spark-mq group seek %s --to earliest "
                 "--execute -q %s` or group.seek('earliest'), and start it with a new checkpoint. "
                 "Or read with another consumerGroup",
                 *(self.ledger.name, self.ledger.queue_path, settled),

@@ -15,7 +15,7 @@ MARK = codecs.BOM_UTF8.decode()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "q"
+    return Path(Queue.create(tmp_path / "q").path)
 
 
 def values(path: Path) -> list[bytes]:
@@ -24,7 +24,7 @@ def values(path: Path) -> list[bytes]:
 
 def test_the_mark_of_a_file_is_not_published(run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{MARK}{{"n": 1}}\n{{"n": 2}}\n')
-    run("publish", "-q", path, "--create", "a.jsonl", "-", stdin=f'{MARK}{{"n": 3}}\n')
+    run("publish", "-q", path, "a.jsonl", "-", stdin=f'{MARK}{{"n": 3}}\n')
     held = Queue.open(path).group().lease(max_messages=9)
     assert [message.json() for message in held.messages] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
@@ -32,12 +32,12 @@ def test_the_mark_of_a_file_is_not_published(run: Run, tmp_path: Path, path: Pat
 @pytest.mark.parametrize("option", ["--key-field", "--id-field"])
 def test_a_marked_line_has_its_fields(run: Run, path: Path, option: str) -> None:
     lines = f'{MARK}{{"k": "a"}}\n{MARK}{{"k": "b"}}\n'  # two files, by cat
-    run("publish", "-q", path, "--create", option, "k", stdin=lines)
+    run("publish", "-q", path, option, "k", stdin=lines)
     assert values(path) == [b'{"k": "a"}', b'{"k": "b"}']
 
 
 def test_envelopes_and_raw_lines_have_no_mark(run: Run, path: Path) -> None:
-    run("publish", "-q", path, "--create", "--envelope", stdin=f'{MARK}{{"value": "a"}}')
+    run("publish", "-q", path, "--envelope", stdin=f'{MARK}{{"value": "a"}}')
     run("publish", "-q", path, "--raw", stdin=f"{MARK}b\n{MARK}c\n")
     assert values(path) == [b"a", b"b", f"{MARK}c".encode()], "a later one may be of the text"
 
@@ -49,18 +49,18 @@ def test_other_encodings_are_refused(
 ) -> None:
     text = '{"n": 1}\n' if kind in ("utf-16", "utf-32") else MARK + '{"n": 1}\n'
     (tmp_path / "a.jsonl").write_bytes(text.encode(kind))
-    refused = run("publish", "-q", path, "--create", *raw, "a.jsonl", expect=2)
+    refused = run("publish", "-q", path, *raw, "a.jsonl", expect=2)
     assert "a.jsonl:1 is in UTF-16 or UTF-32: convert the file to UTF-8" in refused.err
-    assert not path.exists()
+    assert not values(path)
 
 
 @pytest.mark.parametrize("line", ["NaN", '{"n": Infinity}'])
 def test_a_line_is_json_as_a_message_reads_it(run: Run, path: Path, line: str) -> None:
-    assert ":1 is not JSON" in run("publish", "-q", path, "--create", stdin=line, expect=2).err
+    assert ":1 is not JSON" in run("publish", "-q", path, stdin=line, expect=2).err
 
 
 def test_a_schedule_from_stdin_has_no_mark(run: Run, path: Path) -> None:
-    queue = Queue.create(path)
+    queue = Queue.open(path)
     run(
         "schedule", "add", "s", "-q", path, "-", "--every", "1h",
         stdin=f'{MARK}{{"n": 1}}',
@@ -69,7 +69,7 @@ def test_a_schedule_from_stdin_has_no_mark(run: Run, path: Path) -> None:
 
 
 def test_a_condition_from_a_file_has_no_mark(run: Run, path: Path) -> None:
-    queue = Queue.create(path)
+    queue = Queue.open(path)
     queue.publish(Message("a", key="k"))
     held = queue.group("g").lease()
     held.reject()

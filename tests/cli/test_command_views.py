@@ -105,7 +105,7 @@ TEXTS = (
     "trace --key key-leased -q orders", "dlq list --message-id id-bad -q orders",
     "top -q orders --count 1", "top -q keyed --count 1",
     "check -q orders", "check -q orders --max-dead 0", "dlq redrive -q orders --dry-run",
-    "dlq discard -q orders --where true --dry-run", "group seek billing -q orders --to-latest",
+    "dlq discard -q orders --where true --dry-run", "group seek billing -q orders --to latest",
     "sweep -q keyed",
 )  # fmt: skip
 

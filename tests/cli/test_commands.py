@@ -32,7 +32,7 @@ from support.working import working
 from spark_mq import Message, Queue
 from spark_mq.interfaces.cli import main
 from spark_mq.interfaces.cli.app import run as run_here
-from spark_mq.interfaces.cli.command import COMMANDS, complete_queues, stopping
+from spark_mq.interfaces.cli.command import COMMANDS, stopping
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
 
@@ -79,7 +79,8 @@ def handlers(tmp_path: Path) -> Iterator[str]:
 def test_what_peek_prints_can_be_published_again(run: Run, queue: Queue, tmp_path: Path) -> None:
     queue.publish(Message(b"\xff\x00", headers={"kind": "odd"}))
     shown = run("peek", "-q", queue.path, "-o", "json").out
-    run("publish", "-q", tmp_path / "copy", "--create", "--envelope", stdin=shown)
+    Queue.create(tmp_path / "copy")
+    run("publish", "-q", tmp_path / "copy", "--envelope", stdin=shown)
     copy = Queue.open(tmp_path / "copy").peek()
     original = queue.peek()
     assert [one.value for one in copy] == [one.value for one in original]
@@ -388,20 +389,6 @@ def completion_of(text: str) -> list[str]:
     """What bash shows for a line that ends where the cursor is."""
     place = str(len(text.split(" ")) - 1)
     return completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": place}).split()
-
-
-@pytest.mark.slow
-def test_completion_offers_queues_and_folders(queue: Queue, tmp_path: Path) -> None:
-    Queue.create(tmp_path / "shop" / "returns", durable=False)
-    (tmp_path / "shop" / "file").touch()
-    (tmp_path / ".hidden").mkdir()
-    within = [f"{tmp_path}/orders", f"{tmp_path}/shop/"]
-    assert completion_of(f"spark-mq peek -q {tmp_path}/") == within
-    assert complete_queues(f"{tmp_path}/") == within
-    shop = [f"{tmp_path}/shop/", f"{tmp_path}/shop/returns"]
-    assert complete_queues(f"{tmp_path}/s") == shop
-    assert complete_queues(f"{tmp_path}/orders/") == [f"{tmp_path}/orders/dead_letters"]
-    assert complete_queues("s3://bucket/") == complete_queues(f"{tmp_path}/none/x") == []
 
 
 @pytest.mark.slow

@@ -106,8 +106,8 @@ def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:
     new = run("peek", "-f", "--after", place, "-n", 1, *here, "-o", "json").row
     assert new["message_id"] == "id-2"
     group = ("group",)
-    moved = run(*group, "seek", "billing", "--to-sequence", place, *here, "-o", "json").row
-    assert moved == run(*group, "seek", "billing", "--to-sequence", number, *here, "-o", "json").row
+    moved = run(*group, "seek", "billing", "--to", place, *here, "-o", "json").row
+    assert moved == run(*group, "seek", "billing", "--to", number, *here, "-o", "json").row
     done = run(*group, "resolve", "billing", place, "--to=discard", "-y", *here, "-o", "json").row
     assert done["discarded"] == 1
     run(*group, "configure", "late", "--create", "--start", place, *here)

@@ -46,7 +46,7 @@ CALLS = (
     "sql SELECT/**/consumer_group,state/**/FROM/**/ranges -q orders",
     "queue describe orders workers", "group pause billing -q orders --until 30m",
     "group resume billing -q orders", "group resolve billing -q orders --blocked --to retry",
-    "group seek billing -q orders --to-earliest",
+    "group seek billing -q orders --to earliest",
     "group resolve fresh -q orders --to discard --key kleased --yes",
     "group resolve fresh -q orders --to retry --key kleased",
     "group resolve fresh -q orders --to dead_letter --key kleased --yes",

@@ -8,7 +8,6 @@ returns.
 from __future__ import annotations
 
 import inspect
-import os
 import signal
 import sys
 import threading
@@ -18,7 +17,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from itertools import islice
 from typing import Any, Final, TypeVar
 
 import typer
@@ -40,7 +38,6 @@ from spark_mq.util.validation import short_repr
 
 _ALL_SETTINGS: Final = {**settings_of(QueueSettings), **settings_of(GroupSettings)}
 _STORAGE_OPTION: Final = "--storage-option"
-_MOST_COMPLETED: Final = 1_000  # entries of a folder that are looked at
 
 
 def option(help: str, *names: str, default: Any = None, **more: Any) -> Any:
@@ -172,36 +169,6 @@ class Invocation:
             raise typer.Exit(INTERRUPTED)
 
 
-def complete_queues(incomplete: str) -> list[str]:
-    """Return the queues and folders whose path begins so. Object stores are not listed."""
-    if "://" in incomplete:
-        return []
-    paths = list(_folders(incomplete))
-    if len(paths) == 1 and paths[0].endswith("/"):
-        paths += _folders(paths[0])  # more than one, so the shell adds no blank after the folder
-    return sorted(paths)
-
-
-def _folders(incomplete: str) -> Iterator[str]:
-    folder, slash, start = incomplete.rpartition("/")
-    within = os.path.expanduser(folder + slash) or "."
-    try:
-        entries = list(islice(os.scandir(within), _MOST_COMPLETED))
-    except OSError:
-        return
-    for entry in entries:
-        hidden = entry.name.startswith(".") and not start
-        if entry.name.startswith(start) and not hidden and entry.is_dir():
-            if _is_queue(entry.path):
-                yield folder + slash + entry.name
-            elif not _is_queue(within):
-                yield f"{folder}{slash}{entry.name}/"
-
-
-def _is_queue(path: str) -> bool:
-    return all(os.path.isdir(f"{path}/{table}/_delta_log") for table in ("messages", "leases"))
-
-
 def _complete_settings(context: typer.Context, incomplete: str) -> list[str]:
     """Return the settings that the command may change, each also with its default."""
     words = context.command_path.split()[-2:]
@@ -252,7 +219,6 @@ _QUEUE: Final = _parameter(
         "-q",
         default=...,
         metavar="PATH",
-        autocompletion=complete_queues,
         envvar="SPARK_MQ_QUEUE",
     ),
 )
@@ -260,11 +226,7 @@ _GROUP_HELP: Final = "The group."
 # How a command names what it is about.
 NOTHING: Final = ()
 QUEUE: Final = (_QUEUE,)
-QUEUE_ARGUMENT: Final = (
-    _parameter(
-        "queue", str, argument(_QUEUE_HELP, metavar="QUEUE", autocompletion=complete_queues)
-    ),
-)
+QUEUE_ARGUMENT: Final = (_parameter("queue", str, argument(_QUEUE_HELP, metavar="QUEUE")),)
 GROUP: Final = (
     _QUEUE,
     _parameter(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from spark_mq.interfaces.cli.workers import worker_rows
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.queue import Queue
 from spark_mq.util.show import number_in, shell_command, show_count
-from spark_mq.util.validation import parse_instant, parse_until
+from spark_mq.util.validation import parse_until, validate_position
 
 _ERRORS: Final = 3  # the last errors in the description of a group
 _ERROR_COLUMNS: Final = columns("error state messages at", error="LAST ERROR")
@@ -245,31 +244,18 @@ def resolve(
 @command("group seek", GROUP_ARGUMENT, destroys=True)
 def seek(
     ctx: Invocation,
-    to_earliest: bool = option("To the first message.", default=False),
-    to_latest: bool = option("After the last message.", default=False),
-    to_datetime: str | None = option("An instant, as 2026-01-31T12:00:00Z."),
-    to_sequence: str | None = option("A sequence.", metavar="SEQUENCE"),
+    to: str = option(
+        "earliest, latest, a sequence, or an instant, as 2026-01-31T12:00:00Z.", default=...
+    ),
     execute: bool = option(
         "Do it. Without this option nothing changes.", "--execute", "--yes", "-y", default=False
     ),
 ) -> Mapping[str, Any]:
     """Move a group. Without --execute it only shows the effects."""
-    given: list[str | int | datetime] = []
-    given += ["earliest"] if to_earliest else []
-    given += ["latest"] if to_latest else []
-    given += [] if to_datetime is None else [parse_instant("--to-datetime", to_datetime)]
-    if to_sequence is not None:
-        given += [parse_sequence(to_sequence, option="--to-sequence")]
-    if len(given) != 1:
-        raise InvalidOption(
-            f"a seek has {len(given)} targets: give one of --to-earliest, --to-latest, "
-            "--to-datetime and --to-sequence",
-            option="to",
-            value=len(given),
-        )
-    preview = ctx.group.preview_seek(given[0])
+    position = validate_position("--to", number_in(to))
+    preview = ctx.group.preview_seek(position)
     if execute:
-        ctx.group.seek(given[0])
+        ctx.group.seek(position)
     return {**asdict(preview), "executed": execute}
 
 

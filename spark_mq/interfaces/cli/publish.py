@@ -6,22 +6,18 @@ import base64
 import codecs
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from spark_mq.errors import InvalidOption, InvalidPayload, QueueNotFound, SparkMQError
+from spark_mq.errors import InvalidOption, InvalidPayload, SparkMQError
 from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_pairs
 from spark_mq.interfaces.cli.output import Pages, Rows, columns, track
-from spark_mq.message import Json, Message, to_publish
+from spark_mq.message import Json, Message
 from spark_mq.operations.schedules import ScheduleInfo
-from spark_mq.queue import Queue
-from spark_mq.util.clock import system_clock, to_micros
 from spark_mq.util.show import show_count, show_duration
 from spark_mq.util.validation import parse_instant
 
@@ -60,9 +56,6 @@ class _Format:
 def publish(
     ctx: Invocation,
     files: list[str] | None = argument("Files of lines. Default, and -: stdin.", default=None),
-    create: bool = option(
-        "Create the queue with default settings if it does not exist.", default=False
-    ),
     raw: bool = option("Lines are any text, not JSON.", default=False),
     envelope: bool = option(
         "Lines are objects: value, key, headers, message_id, priority, as peek prints them. "
@@ -96,16 +89,13 @@ def publish(
             option="--raw",
             value=True,
         )
-    queue = _queue(ctx, create)
+    queue = ctx.queue
     done = published = duplicates = 0
-    if queue is not None and producer_id is not None:
+    if producer_id is not None:
         done = queue.last_producer_sequence(producer_id) or 0
     with _inputs(files or ["-"]) as inputs, track("published") as progress:
-        chunks = _chunks(inputs, lines, done)
-        if queue is None:
-            queue, chunks = _create(ctx, chunks)
         try:
-            for chunk, at in chunks:
+            for chunk, at in _chunks(inputs, lines, done):
                 numbered: dict[str, Any] = {}
                 if producer_id is not None:
                     numbered = {"producer_id": producer_id, "producer_sequence": at}
@@ -121,33 +111,6 @@ def publish(
         "duplicates": duplicates,
         "skipped_lines": done,
     }
-
-
-def _queue(ctx: Invocation, create: bool) -> Queue | None:
-    """Return the queue, or None if it has to be created."""
-    try:
-        return ctx.queue
-    except QueueNotFound:
-        if create:
-            return None
-        raise
-
-
-def _create(ctx: Invocation, chunks: Iterator[_Chunk]) -> tuple[Queue, Iterator[_Chunk]]:
-    """Create the queue once its first messages are checked. Return it and all chunks."""
-    path, first = str(ctx.path), list(islice(chunks, 1))
-    for messages, _ in first:
-        table = to_publish(messages, to_micros(system_clock()))
-        if "dedup_id" in table.schema.names:
-            raise InvalidOption(
-                "a message has a dedup_id, and --create makes a queue without a dedup_window. Make "
-                f"one by `spark-mq queue create {shlex.quote(path)} --set dedup_window=1h`, or "
-                "leave the dedup_id out",
-                option="--create",
-                value=True,
-            )
-    queue = Queue.create(path, exist_ok=True, storage_options=ctx.storage_options)
-    return queue, chain(first, chunks)
 
 
 def _stopped(error: SparkMQError, published: int, producer_id: str | None) -> SparkMQError:

@@ -148,7 +148,7 @@ def test_a_new_checkpoint_warns_of_what_its_group_has_settled(
         again.initial()
     assert len(caplog.records) == 1
     assert "already settled 3 messages" in caplog.text
-    assert f"group seek g --to-earliest --execute -q {queue.path}`" in caplog.text
+    assert f"group seek g --to earliest --execute -q {queue.path}`" in caplog.text
     caplog.clear()
     group.seek("earliest")
     StreamSource(group_ledger_of(group), StreamOptions()).initial()
