@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from spark_mq.errors import InvalidOption
 from spark_mq.spark.private_spark import has_java, has_source
 from spark_mq.spark.source import SparkMQDataSource
-from spark_mq.spark.tables import register_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +54,7 @@ def session(
     """Start a Spark session for queues, or prepare the one that runs.
 
     Spark's workers get the Python of this program unless ``PYSPARK_PYTHON`` names another one. The
-    source and the table functions are registered (see `register`). A new session gets Delta Lake
+    source is registered (see `register`). A new session gets Delta Lake
     for SQL, time travel and sinks, whose JARs it downloads from Maven at its first start; queues
     alone don't need it. The packages and the Python of a session that runs can no longer change.
 
@@ -119,19 +118,15 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("spark_mq")`` and the table functions with a session.
-
-    The functions are ``spark_mq_stats(path)``, ``spark_mq_leases(path)``,
-    ``spark_mq_trace(path, sequence)`` and ``spark_mq_history(path)``.
+    """Register ``format("spark_mq")`` with a session.
 
     If spark_mq is installed for the driver's Python, Spark finds the source by itself, as
-    ``pyspark_mq``. It does not find the table functions. Raise InvalidOption, as
-    :func:`check_interpreter`, if the Python of the session's workers cannot load spark_mq.
+    ``pyspark_mq``. Raise InvalidOption, as :func:`check_interpreter`, if the Python of the
+    session's workers cannot load spark_mq.
     """
     check_interpreter(spark)
     if not has_source(spark, SparkMQDataSource.name()):  # Spark warns of a second one, often
         spark.dataSource.register(SparkMQDataSource)
-    register_tables(spark)
 
 
 def _why_no_delta() -> InvalidOption | None:

@@ -71,13 +71,6 @@ def test_a_new_figure_is_on_the_page_of_a_group(more: MoreStats) -> None:
     assert ("Leased ranges", 2) in figures(more)
 
 
-def test_a_new_figure_is_a_column_in_sql(more: MoreStats) -> None:
-    pytest.importorskip("pyspark")
-    from spark_mq.spark.tables import stats_schema
-
-    assert stats_schema(type(more)).names[-1] == "pieces"
-
-
 def test_each_field_of_the_statistics_is_a_figure(more: MoreStats) -> None:
     assert [one.name for one in fields(GroupStats)] == list(figures_of(GroupStats))
     assert more.unsettled == sum(getattr(more, name) for name in state_figures(MoreStats))

@@ -27,7 +27,6 @@ Queue.create(f"{folder}/orders").group("g").ensure()
 spark.createDataFrame([("a",)], "value string").write.format("spark_mq").mode("append").save(
     f"{folder}/orders"
 )
-print(spark.sql(f"SELECT latest_sequence FROM spark_mq_stats('{folder}/orders')").collect())
 messages = spark.read.format("spark_mq").option("consumerGroup", "g").load(f"{folder}/orders")
 if sys.argv[2] == "delta":
     messages.write.format("delta").save(f"{folder}/table")

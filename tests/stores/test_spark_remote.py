@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 from support.checker import check_queue
 from support.faulty_store import AFTER, BEFORE, RESET, SLOW, FaultyStore
 from support.harness import Stream, finish, make_queue, numbered, start, values
@@ -22,7 +21,6 @@ from support.stores import RemoteStore
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue, errors
-from spark_mq.spark import register
 
 pytestmark = pytest.mark.spark
 
@@ -111,40 +109,6 @@ def test_executors_write_and_read_there_and_batches_are_settled(
     assert not [path for path in written if secret in path.read_bytes()], (
         "no secret is in a checkpoint"
     )
-
-
-def test_the_table_functions_take_storage_options_from_the_session(
-    spark: Any, remote: RemoteStore, queue: Queue, capfd: pytest.CaptureFixture[str]
-) -> None:
-    register(spark)
-    published = queue.publish(numbered(3))
-    lease = queue.group("g").lease("worker-1", max_messages=2)
-    assert lease
-    options = context_of(queue).storage_options
-    query = f"SELECT * FROM spark_mq_%s('{queue.path}'%s)"
-    names = {f"spark.spark_mq.storageOptions.{name}": value for name, value in options.items()}
-    for name, value in names.items():
-        spark.conf.set(name, value)
-    try:
-        (stats,) = spark.sql(query % ("stats", "")).collect()
-        assert (stats.consumer_group, stats.ready, stats.leased) == ("g", 1, 2)
-        (held,) = spark.sql(query % ("leases", "")).collect()
-        assert (held.lease_id, held.worker_id) == (lease.lease_id, "worker-1")
-        events = spark.sql(query % ("trace", f", {published.sequences[0]}"))
-        assert [row.event for row in events.collect()] == ["leased"]
-        events.explain(extended=True)
-        history = spark.sql(query % ("history", ""))
-        assert [row.message_count for row in history.collect()] == [2]
-        history.explain(mode="formatted")
-    finally:
-        for name in names:
-            spark.conf.unset(name)
-    plans = capfd.readouterr().out
-    assert "spark_mq_trace" in plans
-    assert remote.secret not in plans
-    with pytest.raises(PySparkException) as failed:
-        spark.sql(query % ("stats", "")).collect()
-    assert remote.secret not in str(failed.value)
 
 
 def test_a_stream_moves_messages_from_one_queue_there_to_another(
