@@ -7,23 +7,92 @@ so that 100,000 files are about twelve parts, and each file was copied as often.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.delivery_times import DeliveryTimes, TimeColumns
 from spark_mq.ledger.slots import priorities_of
 from spark_mq.util.columns import to_array, to_arrow
 
 PART_FILES: Final = 64  # a part with fewer files is copied when files follow it
 _CHUNK: Final = 10_000  # paths that are Python strings at once
+
+TimedRun = tuple[int, int | None, int | None]
+"""Number of rows, their deliver_at and their expires_at, in microseconds or None."""
+
+NO_TIME: Final = -(2**63)  # None among the times
+
+
+class DeliveryTimes:
+    """The times of a file's messages, in runs of equal times, one at least."""
+
+    __slots__ = ("bounds", "columns", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data  # integers of 64 bits, which take a tenth of Python's objects
+        numbers = memoryview(data).cast("q")
+        runs = len(numbers) // 3 - 1
+        self.bounds = numbers[:3]  # the least and the greatest deliver_at, and least expires_at
+        starts = (3, 3 + runs, 3 + 2 * runs)
+        self.columns = [numbers[at : at + runs] for at in starts]
+        """Of each run: the row after it, from 0 in its file, its deliver_at and its expires_at."""
+
+    @classmethod
+    def of(cls, runs: Iterable[TimedRun]) -> DeliveryTimes:
+        counts, due, expires = zip(*runs, strict=True)
+        starts = [at or 0 for at in due]
+        ends = [at for at in expires if at is not None]
+        numbers = array("q", (min(starts), max(starts), min(ends, default=NO_TIME)))
+        numbers.extend(accumulate(counts))
+        numbers.extend(NO_TIME if at is None else at for at in (*due, *expires))
+        return cls(numbers.tobytes())
+
+    @property
+    def due_from(self) -> int:
+        """Return the least deliver_at. A message without one counts as 0."""
+        return self.bounds[0]
+
+    @property
+    def due_to(self) -> int:
+        return self.bounds[1]
+
+    @property
+    def expires_from(self) -> int | None:
+        return optional_time(self.bounds[2])
+
+    @property
+    def runs(self) -> list[TimedRun]:
+        times = self.between(0, sys.maxsize)
+        return [(last - first + 1, due, expires) for first, last, due, expires in times]
+
+    def between(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
+        """Yield ``(first, last, deliver_at, expires_at)`` of runs in some rows, from 0."""
+        stops, due, expires = self.columns
+        at = bisect_right(stops, first)
+        begin = stops[at - 1] if at else 0
+        while at < len(stops) and begin <= last:
+            times = optional_time(due[at]), optional_time(expires[at])
+            yield max(first, begin), min(last, stops[at] - 1), *times
+            begin, at = stops[at], at + 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeliveryTimes) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+
+def optional_time(at: int) -> int | None:
+    return None if at == NO_TIME else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +115,11 @@ class DataFile:
         return self.first + self.rows - 1
 
 
+_TEXT: Final = pa.large_string()
+
+
 class Texts:
-    """Strings in an Arrow array."""
+    """Strings, or bytes, in an Arrow array."""
 
     __slots__ = ("values",)
 
@@ -55,27 +127,27 @@ class Texts:
         self.values = values
 
     @classmethod
-    def of(cls, values: Texts | Iterable[str]) -> Texts:
-        return values if isinstance(values, Texts) else cls(pa.array(values, pa.large_string()))
+    def of(cls, values: Texts | Iterable[Any], kind: pa.DataType = _TEXT) -> Texts:
+        return values if isinstance(values, Texts) else cls(pa.array(values, kind))
 
     def __len__(self) -> int:
         return len(self.values)
 
     @overload
-    def __getitem__(self, at: int) -> str: ...
+    def __getitem__(self, at: int) -> Any: ...
     @overload
     def __getitem__(self, at: slice) -> Texts: ...
-    def __getitem__(self, at: int | slice) -> str | Texts:
+    def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             return Texts(pa.concat_arrays([self.values[at]]))  # a view would keep all of them
-        text: str = self.values[at].as_py()
-        return text
+        return self.values[at].as_py()
 
-    def __add__(self, other: Texts | tuple[str, ...]) -> Texts:
-        return Texts(pa.concat_arrays([self.values, Texts.of(other).values]))
+    def __add__(self, other: Texts | tuple[Any, ...]) -> Texts:
+        more = Texts.of(other, self.values.type)
+        return Texts(pa.concat_arrays([self.values, more.values]))
 
-    def __radd__(self, other: tuple[str, ...]) -> Texts:
-        return Texts.of(other) + self
+    def __radd__(self, other: tuple[Any, ...]) -> Texts:
+        return Texts.of(other, self.values.type) + self
 
 
 _T = TypeVar("_T")
@@ -86,7 +158,7 @@ class SparseColumn(Generic[_T]):
     """The values of those files that have one, with the first sequences of these files."""
 
     firsts: array[int]
-    values: Any  # an array of numbers, texts, a tuple of strings or times, of _T each
+    values: Any  # an array of numbers, or texts or a tuple, of _T each
 
     def of(self, first: int) -> _T | None:
         """Return the value of the file with a first sequence, or None."""
@@ -99,9 +171,9 @@ class SparseColumn(Generic[_T]):
         part = slice(bisect_left(self.firsts, first), bisect_right(self.firsts, last))
         return SparseColumn(self.firsts[part], self.values[part])
 
-    def sealed(self) -> SparseColumn[_T]:
-        """Return the strings in an Arrow array."""
-        return SparseColumn(self.firsts, Texts.of(self.values)) if self.firsts else self
+    def sealed(self, kind: pa.DataType) -> SparseColumn[_T]:
+        """Return the strings or bytes in an Arrow array."""
+        return SparseColumn(self.firsts, Texts.of(self.values, kind)) if self.firsts else self
 
     def __add__(self, other: SparseColumn[_T]) -> SparseColumn[_T]:
         if not self.firsts or not other.firsts:
@@ -109,20 +181,14 @@ class SparseColumn(Generic[_T]):
         return SparseColumn(self.firsts + other.firsts, self.values + other.values)
 
 
-def _sparse(
-    files: Sequence[DataFile],
-    name: str,
-    empty: SparseColumn[Any],
-    column: Callable[[Iterable[Any]], Any] = tuple,
-) -> SparseColumn[Any]:
-    pairs = [(file.first, value) for file in files if (value := getattr(file, name))]
+def _sparse(files: Sequence[DataFile], value_of: Callable[[DataFile], Any]) -> SparseColumn[Any]:
+    pairs = [(file.first, value) for file in files if (value := value_of(file))]
     if not pairs:
-        return empty
-    return SparseColumn(array("q", (first for first, _ in pairs)), column([v for _, v in pairs]))
+        return _NO_TEXTS
+    return SparseColumn(array("q", (first for first, _ in pairs)), tuple(v for _, v in pairs))
 
 
-_NO_TEXTS: Final[SparseColumn[str]] = SparseColumn(array("q"), ())
-_NO_TIMES: Final[SparseColumn[DeliveryTimes]] = SparseColumn(array("q"), TimeColumns.joined(()))
+_NO_TEXTS: Final[SparseColumn[Any]] = SparseColumn(array("q"), ())
 _NO_PRIORITIES: Final[SparseColumn[int]] = SparseColumn(array("q"), array("H"))
 
 
@@ -135,7 +201,7 @@ class FileColumns:
     sizes: array[int]
     committed_at: array[int]
     paths: Any  # texts, or a tuple in a part that is copied when files follow it
-    times: SparseColumn[DeliveryTimes] = _NO_TIMES
+    times: SparseColumn[bytes] = _NO_TEXTS
     slots: SparseColumn[str] = _NO_TEXTS
     priorities: SparseColumn[int] = _NO_PRIORITIES  # the sets of priorities of files with one > 0
     batches: SparseColumn[str] = _NO_TEXTS
@@ -150,12 +216,12 @@ class FileColumns:
             array("q", [file.size for file in files]),
             array("q", [file.committed_at for file in files]),
             tuple([file.path for file in files]),
-            _sparse(files, "times", _NO_TIMES, TimeColumns.joined),
-            slots := _sparse(files, "slots", _NO_TEXTS),
+            _sparse(files, lambda file: file.times and file.times.data),
+            slots := _sparse(files, attrgetter("slots")),
             cls.priorities_of(slots),
-            _sparse(files, "batch", _NO_TEXTS),
-            _sparse(files, "replaces", _NO_TEXTS),
-            _sparse(files, "group", _NO_TEXTS),
+            _sparse(files, attrgetter("batch")),
+            _sparse(files, attrgetter("replaces")),
+            _sparse(files, attrgetter("group")),
         )
 
     @staticmethod
@@ -175,10 +241,9 @@ class FileColumns:
         return FileColumns(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
 
     def sealed(self) -> FileColumns:
-        """Return the files with all strings in Arrow arrays."""
-        texts = (getattr(self, name).sealed() for name in _TEXTS)
-        paths = Texts.of(self.paths)
-        return replace(self, paths=paths, **dict(zip(_TEXTS, texts, strict=True)))
+        """Return the files with all strings and times in Arrow arrays."""
+        sealed = {name: getattr(self, name).sealed(kind) for name, kind in _TEXTS.items()}
+        return replace(self, paths=Texts.of(self.paths), **sealed)
 
     def part(self, start: int, end: int) -> FileColumns:
         if start <= 0 and end >= len(self):
@@ -192,13 +257,14 @@ class FileColumns:
 
     def file(self, at: int) -> DataFile:
         first = self.firsts[at]
+        times = self.times.of(first)
         return DataFile(
             first,
             self.rows[at],
             self.paths[at],
             self.sizes[at],
             self.committed_at[at],
-            self.times.of(first),
+            DeliveryTimes(times) if times else None,
             self.slots.of(first) or "",
             self.batches.of(first) or "",
             self.replaces.of(first) or "",
@@ -243,7 +309,8 @@ class FileColumns:
 
 _NAMES: Final = tuple(field.name for field in fields(FileColumns))
 _DENSE, _SPARSE = _NAMES[:5], _NAMES[5:]
-_TEXTS: Final = ("slots", "batches", "replaces", "groups")
+_TEXTS: Final = dict.fromkeys(("slots", "batches", "replaces", "groups"), _TEXT)
+_TEXTS["times"] = pa.large_binary()
 
 
 class FileList(Sequence[DataFile]):

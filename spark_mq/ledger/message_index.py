@@ -16,8 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import Final, cast
 
-from spark_mq.ledger.data_files import DataFile, FileColumns, FileList
-from spark_mq.ledger.delivery_times import DeliveryTimes, TimedRun
+from spark_mq.ledger.data_files import DataFile, DeliveryTimes, FileColumns, FileList, TimedRun
 from spark_mq.ledger.intervals import Interval, decode_replaced, intersect, normalise
 from spark_mq.ledger.slots import FileSlots, SlotLayout, decode_slots
 

@@ -10,8 +10,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.ledger.data_files import FileColumns, SparseColumn, Texts
-from spark_mq.ledger.delivery_times import NO_TIME, DeliveryTimes, TimeColumns
+from spark_mq.ledger.data_files import (
+    NO_TIME,
+    DeliveryTimes,
+    FileColumns,
+    SparseColumn,
+    Texts,
+    optional_time,
+)
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
 from spark_mq.ledger.message_index import ORDINAL_BITS
 from spark_mq.parquet.schema import INSTANT
@@ -62,7 +68,7 @@ def publish_rows(files: FileColumns) -> pa.Table:
             "rows": rows,
             "size": to_arrow(files.sizes),
             "committed_at": to_arrow(files.committed_at).cast(INSTANT),
-            "times": _column_of(files, files.times, _runs(files.times.values)),
+            "times": _column_of(files, files.times, _runs(files.times)),
             "slots": _text_column(files, files.slots),
             "batch": _text_column(files, files.batches),
             "replaces": _text_column(files, files.replaces),
@@ -79,15 +85,17 @@ def _text_column(files: FileColumns, column: SparseColumn[str]) -> pa.Array:
     return _column_of(files, column, Texts.of(column.values).values.cast(pa.string()))
 
 
-def _runs(times: TimeColumns) -> pa.Array:
-    stops, deliver_at, expires_at = times.runs
-    starts = {0, *times.ends}
-    counts = (stop - (0 if at in starts else stops[at - 1]) for at, stop in enumerate(stops))
-    values = pa.StructArray.from_arrays(
-        [to_arrow(array("q", counts)), _instants(deliver_at), _instants(expires_at)],
-        fields=list(_RUN),
-    )
-    return pa.ListArray.from_arrays(pa.array([0, *times.ends], pa.int32()), values, type=_RUNS)
+def _runs(times: SparseColumn[bytes]) -> pa.Array:
+    counts, due, expires, ends = array("q"), array("q"), array("q"), array("q", [0])
+    for data in times.values:
+        stops, *instants = DeliveryTimes(data).columns
+        counts.extend(stop - start for start, stop in pairwise((0, *stops)))
+        for column, own in zip((due, expires), instants, strict=True):
+            column.extend(own)
+        ends.append(len(counts))
+    columns = [to_arrow(counts), _instants(due), _instants(expires)]
+    values = pa.StructArray.from_arrays(columns, fields=list(_RUN))
+    return pa.ListArray.from_arrays(to_arrow(ends).cast(pa.int32()), values, type=_RUNS)
 
 
 def _instants(times: array[int]) -> pa.Array:
@@ -173,11 +181,12 @@ def _firsts_with(firsts: array[int], mask: pa.ChunkedArray) -> array[int]:
     return to_array(to_arrow(firsts).filter(mask)) if pc.any(mask).as_py() else array("q")
 
 
-def _times(firsts: array[int], column: pa.ChunkedArray) -> SparseColumn[DeliveryTimes]:
+def _times(firsts: array[int], column: pa.ChunkedArray) -> SparseColumn[bytes]:
     counts = pc.fill_null(pc.list_value_length(column), 0)
     values = column.combine_chunks().flatten()
     names = ("rows", "deliver_at", "expires_at")
     numbers = (pc.fill_null(values.field(name).cast(pa.int64()), NO_TIME) for name in names)
-    runs = zip(*map(to_array, numbers), strict=True)
-    files = (islice(runs, count) for count in to_array(counts) if count)
-    return SparseColumn(_firsts_with(firsts, pc.greater(counts, 0)), TimeColumns.of(files))
+    columns = zip(*map(to_array, numbers), strict=True)
+    runs = ((rows, optional_time(due), optional_time(expires)) for rows, due, expires in columns)
+    files = (DeliveryTimes.of(islice(runs, count)).data for count in to_array(counts) if count)
+    return SparseColumn(_firsts_with(firsts, pc.greater(counts, 0)), tuple(files))

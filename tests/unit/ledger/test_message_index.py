@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from support.having import having
 
 from spark_mq.ledger.data_files import PART_FILES, SparseColumn, Texts
-from spark_mq.ledger.delivery_times import TimeColumns
 from spark_mq.ledger.intervals import encode_replaced
 from spark_mq.ledger.message_index import (
     DataFile,
@@ -244,7 +243,7 @@ def test_columns_are_the_files(log, data):
             Texts.of([f.path for f in part]),
             SparseColumn(
                 array("q", [f.first for f in part if f.times is not None]),
-                TimeColumns.of(f.times.runs for f in part if f.times is not None),
+                tuple(f.times.data for f in part if f.times is not None),
             ),
         )
         half = half.extended_columns(columns, version)
