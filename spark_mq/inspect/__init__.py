@@ -7,9 +7,9 @@ The views show counts, leases, messages, the past and problems. They are methods
 from spark_mq.inspect.activity import THROUGHPUT_SCHEMA, ChangeRecord, MessageRecord
 from spark_mq.inspect.durations import GroupDurations, Histogram
 from spark_mq.inspect.health import Blocker, Health, Problem
-from spark_mq.inspect.lanes import HotKey, LaneInfo, LaneSummary, PriorityInfo
+from spark_mq.inspect.lanes import LaneInfo, LaneSummary, PriorityInfo
 from spark_mq.inspect.leases import LastError, LeaseInfo, MessagePosition, WorkerInfo
-from spark_mq.inspect.letters import Failure, Failures
+from spark_mq.inspect.letters import Failure, Failures, HotKey
 from spark_mq.inspect.overview import QueueOverview, SweepState
 from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.inspect.plots import QueuePlots

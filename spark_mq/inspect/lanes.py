@@ -1,25 +1,22 @@
-"""Show the priorities, lanes and hot keys of a group, and what holds a lane back.
+"""Show the priorities and lanes of a group, and what holds a lane back.
 
-One walk over the unsettled messages gives all but the keys. It takes about a microsecond for each
+One walk over the unsettled messages gives all of it. It takes about a microsecond for each
 run of messages in one slot, which is a priority and a lane. So it ends after a number of runs.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
-from itertools import groupby, islice
 from operator import attrgetter
 from typing import Final
 
-from spark_mq.errors import CorruptLog
 from spark_mq.ledger.budget import MAX_IN_FLIGHT_PER_KEY
 from spark_mq.ledger.key_order import is_ordered
-from spark_mq.ledger.message_index import FileSlice, MessageIndex
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING, Ledger, Range
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.slots import MAX_PRIORITY
@@ -28,18 +25,12 @@ from spark_mq.ledger.stats import age_at
 from spark_mq.ledger.transitions import expire_leases
 from spark_mq.ledger.walk import Piece, due_at, walk
 from spark_mq.operations.context import GroupLedger
-from spark_mq.parquet.reader import MessageReader
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.show import shell_command, show_count, show_time
-from spark_mq.util.validation import invalid, validate_choice, validate_count
+from spark_mq.util.show import show_count, show_time
+from spark_mq.util.validation import validate_choice, validate_count
 
-MAX_KEYS: Final = 10_000  # messages whose keys are read
-_MAX_PIECES: Final = 1_000
-_MAX_WALKED: Final = 100_000
-"""Runs of messages in one slot that the search for a lane's messages looks at."""
 _ORDERS: Final = ("messages", "age")
-_GONE: Final = (DEAD, TRANSFERRING, SETTLED)
 MAX_RUNS: Final = 1_000_000
 """Runs of messages in one slot that a backlog counts. More would take seconds."""
 STATES: Final = (READY, DELAYED, LEASED, BLOCKED, DEAD, TRANSFERRING)
@@ -123,18 +114,6 @@ class LaneInfo(Record):
     lease_id: str | None = None
     worker_id: str | None = None
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HotKey(Record):
-    """A common key among the first unsettled messages of a lane.
-
-    ``messages`` of those that were read have it, which is ``share`` of them (0 to 1).
-    """
-
-    key: str | None
-    messages: int
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,51 +432,3 @@ def summarize_lanes(group: GroupLedger) -> LaneSummary:
         _oldest(backlog, (lane.head for lane in lanes)),
         backlog.counted_to is None,
     )
-
-
-def find_hot_keys(group: GroupLedger, lane: int, n: int) -> list[HotKey]:
-    most = validate_count("n", n)
-    lanes = group.messages.lanes
-    if type(lane) is not int or not 0 <= lane < lanes:
-        has = f"lanes 0 to {lanes - 1}" if lanes else "no lanes"
-        listing = shell_command("group", "describe", group.name, "lanes", "-q", "PATH")
-        raise invalid(
-            "lane",
-            lane,
-            f"is not there: the queue has {has}. group.lanes() or {listing} lists those with "
-            "messages.",
-        )
-    counts: Counter[str | None] = Counter()
-    reader = MessageReader(group.messages.files, ["key"])
-    for keys in _keys(reader, _pieces_of(group, lane)):
-        counts.update(keys)
-    total = max(1, counts.total())
-    return [HotKey(key, count, count / total) for key, count in counts.most_common(most)]
-
-
-def _keys(reader: MessageReader, pieces: Iterable[FileSlice]) -> Iterator[list[str | None]]:
-    """Yield the keys of some slices, file by file. Skip unreadable files."""
-    for _, of_file in groupby(pieces, key=attrgetter("path")):
-        try:
-            yield reader.read(*of_file)["key"].to_pylist()
-        except CorruptLog:
-            continue
-
-
-def _pieces_of(group: GroupLedger, lane: int) -> Iterator[FileSlice]:
-    """Yield a lane's first unsettled messages as slices, without dead ones."""
-    ledger, index = group.current(), group.messages.index()
-    layout, left = index.layout, MAX_KEYS
-    runs = (
-        run
-        for piece in walk(ledger, index, group.now(), ledger.head.start_sequence + 1)
-        if piece.state not in _GONE
-        for run in index.slot_runs(piece.first, piece.last)
-    )
-    own = (run for run in islice(runs, _MAX_WALKED) if layout.lane_of(run[0]) == lane)
-    for _, first, last in islice(own, _MAX_PIECES):
-        for piece in index.slices(first, min(last, first + left - 1)):
-            yield piece
-            left -= piece.rows
-        if left < 1:
-            return

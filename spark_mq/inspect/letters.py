@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.inspect.lanes import HotKey
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.maintenance.dead_letters import (
     header_columns,
@@ -38,6 +37,15 @@ _COUNTED_KEYS: Final = 10_000  # of a failure. Above it, the rarer half is forgo
 _MOST: Final = 1_000  # failures. The letters of all others are counted as one
 OTHERS: Final = "…"
 _Cause: TypeAlias = tuple[str | None, str | None, str | None]  # group, reason and shape
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey(Record):
+    """A common key of a failure: its ``messages``, and their ``share`` of all (0 to 1)."""
+
+    key: str | None
+    messages: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,8 @@ from spark_mq.inspect.health import (
     find_blockers,
 )
 from spark_mq.inspect.lanes import (
-    HotKey,
     LaneInfo,
     PriorityInfo,
-    find_hot_keys,
     list_lanes,
     list_priorities,
 )
@@ -383,14 +381,6 @@ class GroupViews:
         messages come first. ``top=None`` returns all lanes.
         """
         return Records(list_lanes(self._existing(), top, by))
-
-    def hot_keys(self, lane: int, n: int = 10) -> Records[HotKey]:
-        """Return the `n` commonest keys among the first unsettled messages of a lane.
-
-        It reads the keys of 10,000 messages at most. Raises InvalidOption if the queue has no such
-        lane.
-        """
-        return Records(find_hot_keys(self._existing(), lane, n))
 
     def workers(self) -> Records[WorkerInfo]:
         """Return the workers that hold leases or run, the busiest first.

@@ -79,7 +79,6 @@ RECORDS: dict[str, Callable[[Queue], Any]] = {
     "group describe billing lanes --by age -n 2 -q keyed": lambda q: billing("keyed").lanes(
         2, by="age"
     ),
-    "group describe billing --lane 1 -q keyed": lambda q: billing("keyed").hot_keys(1, 10),
     "peek -q orders": lambda q: q.peek(10),
     "peek -q orders --key key-bad": lambda q: q.peek(10, key="key-bad"),
     "peek -q orders -n 2 --after 1:0": lambda q: q.peek(2, after=1 << 32),

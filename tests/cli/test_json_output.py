@@ -32,7 +32,7 @@ CALLS = (
     "peek -q orders -g billing", "peek -q orders -f --after earliest -n 1",
     "group describe billing leases -q orders", "trace -q orders --now --message-id id-leased",
     "trace -q orders --message-id id-leased", "group describe billing lanes -q orders",
-    "group describe billing --lane 0 -q orders", "top -q orders --count 2 --interval 1ms",
+    "top -q orders --count 2 --interval 1ms",
     "top -q . --count 1", "throughput -q orders", "changes -q orders", "check -q orders",
     "schedule add nightly run -q orders --every 5m --jitter 90s", "schedule list -q orders",
     "schedule pause nightly -q orders", "schedule resume nightly -q orders",

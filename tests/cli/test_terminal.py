@@ -123,7 +123,6 @@ def test_a_long_text_does_not_widen_the_cells_of_others(
     where = ["-q", queue.path]
     for words in (["peek"], ["peek", "-f", "--after", "earliest", "-n", "10"],
                   ["group", "describe", "g", "lanes"],
-                  ["group", "describe", "g", "--lane", str(queue.peek()[0].lane)],
                   ["trace", str(sequence)], ["trace", "--now", str(sequence)]):  # fmt: skip
         assert run([*words, *where]) == 0
         out = capsys.readouterr().out

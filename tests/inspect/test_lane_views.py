@@ -106,21 +106,6 @@ def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
     assert [(one.priority, one.ready) for one in group.priorities()] == [(4, 1), (0, 1)]
 
 
-def test_hot_keys_are_those_of_the_first_unsettled_messages(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
-    hot, cold, other = key_in(3), key_in(3, 1), key_in(5)
-    queue.publish([Message("x", key=hot)])
-    queue.publish([Message("x", key=key) for key in (hot, hot, cold, other)])
-    group = queue.group("g").ensure()
-    first, second = group.hot_keys(3)
-    assert (first.key, first.messages, first.share) == (hot, 3, 0.75)
-    assert (second.key, second.messages) == (cold, 1)
-    assert [one.key for one in group.hot_keys(3, 1)] == [hot]
-    group.lease("w", max_messages=2).ack()
-    assert {one.key: one.messages for one in group.hot_keys(3)} == {hot: 1, cold: 1}
-    assert group.hot_keys(0) == []
-
-
 def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", lanes=LANES, order="key")
     keys = [key_in(3), key_in(5), key_in(3), None]
@@ -128,7 +113,6 @@ def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "q" / "messages", rows, mode="append", schema_mode="merge")
     group = queue.group("g").ensure()
     assert {one.lane: one.messages for one in group.lanes()} == {3: 2, 5: 1, None: 1}
-    assert [(one.key, one.messages) for one in group.hot_keys(3)] == [(key_in(3), 2)]
 
 
 def test_an_overview_sums_up_lanes_and_priorities_if_asked(

@@ -138,7 +138,7 @@ OF_QUEUE = (
     *("settings", "stats", "sweep", "sweep_state", "throughput", "trace", "redrive"),
 )
 OF_GROUP = (
-    *("ack", "hot_keys", "lanes", "last_errors", "leases", "most_failing", "peek"),
+    *("ack", "lanes", "last_errors", "leases", "most_failing", "peek"),
     *("preview_seek", "priorities", "settings", "slowest", "stats", "workers"),
 )
 
@@ -153,7 +153,6 @@ def test_everything_that_a_cell_may_end_with_shows_a_table() -> None:
     first = lease.messages[0].sequence
     arguments: dict[str, tuple[Any, ...]] = {
         "ack": (lease.lease_id, [lease.messages[-1].sequence]),
-        "hot_keys": (group.lanes(1)[0].lane,),
         "locate": (first,),
         "preview_seek": ("earliest",),
         "publish": ("x",),

@@ -35,7 +35,6 @@ _LANE_COLUMNS: Final = columns(
     "lane messages share ready delayed leased dead head head_age held_back because"
 )
 _PRIORITY_COLUMNS: Final = columns("priority ready delayed leased dead blocked oldest_age")
-_KEY_COLUMNS: Final = columns("key messages share")
 
 
 class _Part(StrEnum):
@@ -50,9 +49,8 @@ def describe(
     part: _Part | None = argument(
         "Show only this, with all of its values.", metavar="PART", default=None
     ),
-    top: int = option("The most lanes, or keys of a lane.", "-n", min=1, default=10),
+    top: int = option("The most lanes.", "-n", min=1, default=10),
     by: str = option("Lanes by messages, or by age for the oldest ones.", default="messages"),
-    lane: int | None = option("Show only the commonest keys of the messages in this lane."),
 ) -> Pages | Rows:
     """Describe a group with its settings, leases, lanes, last errors and blockers.
 
@@ -60,15 +58,12 @@ def describe(
     `workers` adds idle ones, and `lanes` says what holds back which lane.
     """
     group = ctx.group
-    if lane is not None or part is _Part.lanes:
-        _require_lanes(ctx.queue)
-    if lane is not None:
-        return Rows(group.hot_keys(lane, top), _KEY_COLUMNS)
     if part is _Part.leases:
         return Rows(group.leases(), _LEASE_COLUMNS, _lease_cells)
     if part is _Part.workers:
         return worker_rows([group])
     if part is _Part.lanes:
+        _require_lanes(ctx.queue)
         return Rows(group.lanes(top, by=by), _LANE_COLUMNS)
     described = {
         "group": group.name,

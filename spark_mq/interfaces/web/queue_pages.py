@@ -21,7 +21,6 @@ from spark_mq.interfaces.web.view import (
     View,
     first_problems,
     health_of,
-    href,
     lead_with,
     problems_of,
     render,
@@ -46,7 +45,7 @@ MAX_CHANGES: Final = 200
 PERIODS: Final = ("1h", "1d", "7d", "30d")
 _CHANGES: Final = {"redriven": "redrive"}  # the word for a change, if its commit has another one
 MAX_LEASES: Final = 50
-TOP: Final = 20  # the hottest lanes of a table, or the commonest keys
+TOP: Final = 20  # the hottest lanes of a table
 _UNBLOCKS: Final = (
     ("unblock-retry", "Retry what blocks", False),
     ("unblock-dead_letter", "Dead-letter what blocks", False),
@@ -231,14 +230,12 @@ def _words(change: ChangeRecord) -> str:
 
 
 def group_page(view: View) -> str:
-    """Show one group, a part of its page, or one of its lanes."""
+    """Show one group, or a part of its page."""
     parts: Mapping[str | None, Callable[[View], str]] = {
         "notable": _notable, "lanes": _lanes, "past": _group_past,
     }  # fmt: skip
     if (part := view.text("part")) in parts:
         return parts[part](view)
-    if part != "live" and (lane := view.number("lane")) is not None:
-        return _lane(view, lane)
     return _whole(view)
 
 
@@ -318,16 +315,3 @@ def _kind(lane: LaneInfo) -> str:
     if lane.held_by in ("lease", "limit"):
         return "leased"
     return "held back" if lane.held_back else "free"
-
-
-def _lane(view: View, lane: int) -> str:
-    group, _ = view.group()
-    return render(
-        "lane.html",
-        view,
-        title=f"Lane {lane} of group {group.name}",
-        tab="queue",
-        crumbs=[(f"Group {group.name}", href("group", view.name, group=group.name))],
-        name=group.name,
-        keys=group.hot_keys(lane, TOP),
-    )
