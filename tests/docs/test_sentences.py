@@ -1,44 +1,19 @@
-"""Sentences of the pages that name figures, reasons and intervals of the code."""
+"""Sentences of the pages that name figures and reasons of the code."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
 from support.blocks import ROOT
 
 from spark_mq.ledger import acquire, settle, transitions
 from spark_mq.parquet.files import MAX_KEPT_BYTES
 
-SWEEP = "every minute, or every five minutes if workers lease rarely"
-OTHER_SWEEP = re.compile(r"every few minutes|1 or 5 minutes|every five minutes (otherwise|is)")
-SWEEP_PAGES = (
-    "docs/llms.txt", "docs/tutorial.md", "docs/explanation/design.md",
-    "docs/howto/airflow.md", "docs/howto/operating.md", "docs/howto/deploy.md",
-    "spark_mq/queue.py", "spark_mq/integrations/airflow/operators.py",
-)  # fmt: skip
-
 
 def words(name: str | Path) -> str:
     """The text of a page in one line."""
     return " ".join((ROOT / name).read_text(encoding="utf-8").split())
-
-
-@pytest.mark.parametrize("name", SWEEP_PAGES)
-def test_each_page_says_the_same_about_how_often_to_sweep(name: str) -> None:
-    assert SWEEP in words(name)
-    assert_no_other(name)
-
-
-def test_the_readme_lets_workers_sweep_and_says_nothing_else_of_how_often() -> None:
-    assert 'sweep="1m"' in words("README.md")
-    assert_no_other("README.md")
-
-
-def assert_no_other(name: str) -> None:
-    assert not [text for text in re.findall(r"[^.]*", words(name))
-                if "sweep" in text.lower() and OTHER_SWEEP.search(text)]  # fmt: skip
 
 
 def test_the_price_of_an_idle_queue_is_the_computed_one() -> None:

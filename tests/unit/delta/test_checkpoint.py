@@ -188,16 +188,3 @@ def test_a_missing_commit_is_named_and_no_checkpoint_hides_it(store: ObjectStore
     with pytest.raises(CorruptLog, match="commit 2 "):
         write_checkpoint(store)
     assert last_checkpoint(store) == -1
-
-
-def test_a_checkpoint_does_not_grow_with_the_commits_behind_it(store: ObjectStore) -> None:
-    log = DeltaLog(store)
-    sizes, current = [], file("start")
-    commit(store, "start", adds=[current])
-    for n in range(200):
-        new = file(f"{n:05}")
-        log.commit(Change(f"{n:05}", {}, adds=[new], removes=[current]), log.refresh().version)
-        current = new
-        if n % 100 == 99:
-            sizes.append(len(store.read(checkpoint_path(write_checkpoint(store)))))
-    assert abs(sizes[1] - sizes[0]) < 100

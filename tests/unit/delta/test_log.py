@@ -21,7 +21,7 @@ from support.limits import Limits
 from support.thrift import decode
 
 from spark_mq.delta import cleanup, follower
-from spark_mq.delta.actions import AddFile, Change, log_path, parse_commit
+from spark_mq.delta.actions import AddFile, Change, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, last_checkpoint
@@ -102,11 +102,6 @@ def paths(log: DeltaLog) -> set[str]:
 # -- following
 
 
-def test_a_table_is_created_once(store: InjectedStore) -> None:
-    assert not create_table(ObjectStore(store.root), SCHEMA, description="other")
-    assert DeltaLog(store).refresh().description == "d"
-
-
 @pytest.mark.parametrize("error", [FileExistsError("412"), OSError("500"), TimeoutError("reset")])
 def test_a_table_whose_creation_landed_without_its_reply_is_created(
     tmp_path: Path, error: OSError
@@ -147,15 +142,6 @@ def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(
     assert {f.path for f in state.files()} == (
         {"part=a/two.parquet", "part=a/three.parquet"} if track_files else set()
     )
-
-
-def test_a_cold_start_needs_no_hint(store: InjectedStore) -> None:
-    other(store, change("one"))
-    write_checkpoint(store)
-    other(store, change("two"))
-    store.delete("_delta_log/_last_checkpoint")
-    store.delete(log_path(0))
-    assert paths(DeltaLog(store)) == {"part=a/one.parquet", "part=a/two.parquet"}
 
 
 def test_a_checkpoint_whose_writer_died_before_its_hint_gets_one(store: InjectedStore) -> None:
@@ -252,16 +238,6 @@ def test_a_checkpoint_may_leave_out_the_size_of_a_file_as_a_commit_may(
     assert [file.size for file in DeltaLog(store).refresh().files()] == [0]
 
 
-def test_a_handle_survives_a_cleaning_beyond_it(store: InjectedStore, log: DeltaLog) -> None:
-    log.refresh()
-    other(store, change("one"), change("two"))
-    write_checkpoint(store)
-    for version in range(2):
-        store.delete(log_path(version))
-    assert log.refresh().version == 2
-    assert log.generation == 2
-
-
 @pytest.mark.parametrize("names", [["one"], ["one", "two"]], ids=["as long", "longer"])
 def test_a_table_made_again_is_noticed_right_after_an_own_commit(
     store: InjectedStore, log: DeltaLog, tmp_path: Path, names: list[str]
@@ -288,19 +264,6 @@ def test_a_commit_that_follows_another_one_opens_the_table_again(
     assert log.refresh().version == 2
     assert paths(log) == {"part=a/another.parquet", "part=a/two.parquet"}
     assert log.generation == 2
-
-
-def test_a_table_that_may_be_made_again_is_opened_again(
-    store: InjectedStore, tmp_path: Path
-) -> None:
-    log = DeltaLog(store, replaceable=True)
-    other(store, change("one"))
-    assert log.refresh().version == 1
-    os.rename(tmp_path / "table", tmp_path / "old")
-    assert log.open() is None
-    create_table(ObjectStore(store.root), SCHEMA, description="again")
-    state = log.open()
-    assert (state.version, state.description) == (0, "again")
 
 
 @pytest.mark.parametrize(
@@ -383,15 +346,6 @@ def test_a_commit_that_changed_what_was_read_is_a_conflict(
     assert DeltaLog(store).refresh().version == 1
 
 
-def test_new_metadata_is_a_conflict_with_everything(store: InjectedStore, log: DeltaLog) -> None:
-    base = log.refresh().version
-    metadata = {**log.state.metadata, "description": "new"}
-    other(store, change("theirs", "b", metadata=metadata))
-    with pytest.raises(CommitConflict):
-        log.commit(change("mine"), base)
-    assert log.refresh().description == "new"
-
-
 def test_transact_computes_again_after_a_conflict(store: InjectedStore, log: DeltaLog) -> None:
     seen: list[int] = []
 
@@ -433,15 +387,6 @@ def fails(error: OSError) -> Callable[..., None]:
         raise error
 
     return create
-
-
-def test_a_put_that_failed_changes_nothing(store: InjectedStore, log: DeltaLog) -> None:
-    base = log.refresh().version
-    store.injected["create"] = [fails(OSError("no"))]
-    with pytest.raises(StorageError) as raised:
-        log.commit(change("mine"), base)
-    assert raised.value.data["landed"] is False
-    assert log.commit(change("mine"), base) == 1
 
 
 def test_a_put_whose_fate_cannot_be_read_is_unknown(store: InjectedStore, log: DeltaLog) -> None:
@@ -533,20 +478,6 @@ def test_a_commit_that_cannot_be_checked_after_its_put_is_unknown(
     assert raised.value.data["landed"] is None
 
 
-def test_a_failed_put_on_a_number_that_another_writer_took_is_a_race(
-    store: InjectedStore, log: DeltaLog
-) -> None:
-    base = log.refresh().version
-
-    def create(real: Callable[[], None], *_: Any) -> None:
-        other(store, change("theirs", "b"))
-        raise OSError("500")
-
-    store.injected["create"] = [create]
-    assert log.commit(change("mine", partitions=[{"part": "a"}]), base) == 2
-    assert DeltaLog(store).refresh().operation_id == "mine"
-
-
 # -- a writer frozen across a cleaning
 
 
@@ -575,22 +506,6 @@ def test_a_commit_that_landed_before_a_cleaning_counts(
     store.injected["create"] = [frozen]
     assert log.commit(change("mine"), base) == 1
     assert "part=a/mine.parquet" in paths(DeltaLog(store))
-
-
-def test_a_stray_right_below_the_kept_log_is_reported_apart_by_its_successor(
-    store: InjectedStore, log: DeltaLog
-) -> None:
-    base = log.refresh().version
-
-    def frozen(real: Callable[[], None], *_: Any) -> None:
-        other(store, change("theirs-0"), change("theirs-1"))
-        write_checkpoint(store)
-        clean_to(store, 2)
-        real()
-
-    store.injected["create"] = [frozen]
-    with pytest.raises(CommitConflict, match="cleaned beyond"):
-        log.commit(change("mine"), base)
 
 
 def appended(store: ObjectStore) -> None:
@@ -760,22 +675,6 @@ def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
 # -- other engines, checkpoints
 
 
-def test_deltalake_reads_and_appends(store: InjectedStore, log: DeltaLog) -> None:
-    write_deltalake(
-        store.root, pa.table({"part": ["a"], "value": [1]}, schema=SCHEMA), mode="append"
-    )
-    base = log.refresh().version
-    theirs = next(iter(log.state.files()))
-    moved = AddFile("part=a/copy of %41.parquet", theirs.size, 1, {"part": "a"})
-    store.write(moved.path, store.read(theirs.path))
-    assert log.commit(change("mine", adds=[moved], removes=[theirs], txns=[("app", 3)]), base) == 2
-    table = DeltaTable(store.root)
-    assert table.to_pyarrow_table().to_pylist() == [{"part": "a", "value": 1}]
-    assert table.transaction_version("app") == 3
-    assert json.loads(table.history(1)[0]["userMetadata"]) == {"operation": "mine"}
-    assert paths(DeltaLog(ObjectStore(store.root))) == {"part=a/copy of %41.parquet"}
-
-
 def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: InjectedStore) -> None:
     asked: list[int] = []
     log = DeltaLog(store, on_checkpoint=lambda _, version: asked.append(version))
@@ -804,22 +703,6 @@ def test_a_commit_that_landed_succeeds_though_no_thread_is_left_for_its_checkpoi
     log.commit(change("two"), 1)
     wait_for_checkpoints(store.root)
     assert last_checkpoint(store) == 2
-
-
-def test_parsed_commits_are_as_readers_of_the_log_have_them(
-    store: InjectedStore, log: DeltaLog
-) -> None:
-    log.commit(change("mine", txns=[("app", 1)]), log.refresh().version)
-    mine, read = log.read_commit(1), DeltaLog(store).read_commit(1)
-    for name in ("txns", "adds", "removes", "operation_id", "note", "version"):
-        left, right = getattr(mine, name), getattr(read, name)
-        if name == "adds":
-            left, right = (
-                [(f.path, f.size, f.rows, f.statistics, f.data_change) for f in side]
-                for side in (left, right)
-            )
-        assert left == right, name
-    assert parse_commit(1, store.read(log_path(1)), "t").adds == read.adds
 
 
 # -- cleaning
