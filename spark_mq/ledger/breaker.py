@@ -8,7 +8,7 @@ closes the breaker. A failure of the trial makes the next wait longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -38,10 +38,6 @@ class Breaker:
     paused_at: int | None = None
     pause_reason: str | None = None
     paused_until: int | None = None  # None for a pause until a resume
-
-    @classmethod
-    def from_stored(cls, data: Mapping[str, Any]) -> Breaker:
-        return cls(**{**data, "failed": tuple(int(first) for first in data.get("failed", ()))})
 
     def to_stored(self) -> dict[str, Any]:
         """Return the fields that differ from those of a closed breaker."""

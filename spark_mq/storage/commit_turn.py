@@ -37,6 +37,22 @@ SERVED: Final = "served"
 LEADS: Final = "leads"
 # Key in the note of a leader's commit. Its value is the seconds since its commit before that.
 CYCLE: Final = "cycle"
+# Key in a commit's note. Its value is the pause of its writer in seconds, if others compete.
+PAUSE: Final = "pause"
+# Key in the note of a commit to several groups. Its value is a list of their notes.
+GROUPS: Final = "groups"
+
+
+def note_of_groups(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a commit's note from one for each group that it changes."""
+    return dict(notes[0]) if len(notes) == 1 else {GROUPS: list(notes)}
+
+
+def notes_by_group(note: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    notes = note.get(GROUPS)
+    if not isinstance(notes, list) or not all(isinstance(each, dict) for each in notes):
+        return [note]
+    return notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,21 @@
 """Write a ledger as a data file of ``leases/``, and read ledgers and events.
 
-The tag of a small file has all of its rows, so such a file is written and never read.
+A small ledger travels in the log, too, as a tag of its data file. The tag has the rows of the file:
+a checksum and JSON. So nobody has to read the file but SQL, and a commit need not wait until a disk
+has it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,57 +23,50 @@ import pyarrow.parquet as pq
 from spark_mq.delta.actions import AddFile, Commit
 from spark_mq.delta.object_store import ObjectStore, decode_parquet
 from spark_mq.delta.store_errors import one_line
-from spark_mq.errors import CorruptLog, NotAQueue, UnsupportedTable
+from spark_mq.errors import NotAQueue, UnsupportedTable
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.ranges import (
     EVENT,
     HEADER,
+    INSTANTS,
     RANGE_SCHEMA,
     Ledger,
     LedgerHeader,
-    LogFingerprint,
     Range,
-    to_table,
 )
-from spark_mq.storage.ledger_tag import (
-    FILE_SCHEMA,
-    LEASES_SCHEMA,
-    FileRows,
-    encode_rows,
-    rows_in_tag,
-    to_arrow,
-    to_tag,
-)
+from spark_mq.parquet.small_file import SmallFileEncoder
+from spark_mq.storage.commit_turn import notes_by_group
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.process import without_collections
 from spark_mq.util.recent import RecentDict
-from spark_mq.util.show import shell_command, show_name
 
-__all__ = [
-    "GROUPS",
-    "LEASES_SCHEMA",
-    "PAUSE",
-    "EncodedLedger",
-    "GroupChange",
-    "LedgerCommit",
-    "LedgerSnapshot",
-    "encode_ledger",
-    "event_cache",
-    "events_of",
-    "from_rows",
-    "ledger_cache",
-    "note_of_groups",
-    "notes_by_group",
-    "read_ledger",
-    "scan_ledgers",
-    "to_ledger_commit",
-    "to_rows",
-    "unreadable_ledger_error",
-]
+LEASES_SCHEMA: Final = pa.schema(
+    [
+        pa.field("consumer_group", pa.string()),
+        *RANGE_SCHEMA,
+        pa.field("revision", pa.int64()),
+        pa.field("detail", pa.string()),
+    ]
+)
+# The columns of a data file. Delta keeps a partition's value in the log.
+FILE_SCHEMA: Final = pa.schema([f for f in LEASES_SCHEMA if f.name != "consumer_group"])
+_SMALL_FILE: Final = SmallFileEncoder(FILE_SCHEMA)
+
+LEDGER_TAG: Final = "spark_mq.ledger"
+# About 60 leased ranges. A log is read by everybody, so it has no large ledgers.
+MAX_TAG_BYTES: Final = 16_384
+MAX_TAG_ROWS: Final = 100
+_CHECKSUM_DIGITS: Final = 8
+# What a range has behind its place, state and count. Most settled ones have only these.
+_PLAIN: Final = tuple(Range(0, 0, "", 0))[4:]
 
 # The fields in the detail of a header row. A newer version may write more.
 _DETAILS: Final = frozenset(json.loads(LedgerHeader().to_json()))
-_ADDED: Final = ("rate_full_at", "byte_rate_full_at", "rate_noted_at", "fair_time")
+_OF_BREAKER: Final = frozenset(each.name for each in fields(Breaker))
+# Those that an older version did not write.
+_ADDED: Final = frozenset(
+    ("breaker", "byte_rate_full_at", "fair_time", "happened", "rate_full_at", "rate_noted_at")
+)
 # Up to this many rows, pyarrow's set-up of a file takes longer than its rows.
 _SMALL_ROWS: Final = 200
 _HEADER_COLUMNS: Final = ["last", "message_count", "revision", "detail"]
@@ -79,10 +76,6 @@ _NUMBERS: Final = [
     f.name for f in FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
 ]
 
-# Key in a commit's note. Its value is the pause of its writer in seconds, if others compete.
-PAUSE: Final = "pause"
-# Key in the note of a commit to several groups. Its value is a list of their notes.
-GROUPS: Final = "groups"
 # Most ledgers in memory during a scan, and most requests to a store at the same time.
 _AHEAD: Final = 16
 _GROUP: Final = LEASES_SCHEMA.names[0]  # the column by which the table is partitioned
@@ -93,6 +86,97 @@ _TABLE_BYTES: Final = 18_000  # of a table without its values, measured on the h
 # once.
 _RANGES: Final = 400_000
 _LEDGER_WEIGHT: Final = 20  # of a ledger without ranges, which takes 3 KB
+
+
+class FileRows(msgspec.Struct, array_like=True):
+    """The rows of a ledger's data file: a header, the ranges, and the events of its commit."""
+
+    last: int  # the columns of the header
+    message_count: int
+    revision: int
+    detail: msgspec.Raw
+    ranges: list[Range]
+    events: list[tuple[str, Range]]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> FileRows:
+        """Return the rows of a ledger whose ranges are a list."""
+        head = ledger.head
+        # The history keeps a worker's name only.
+        events = [(event, r._replace(worker_id=r.worker)) for event, r in ledger.events]
+        return cls(
+            head.start_sequence,
+            head.settled_count,
+            head.revision,
+            msgspec.Raw(head.to_json().encode()),
+            ledger.rows or [],
+            events,
+        )
+
+    def __len__(self) -> int:
+        return 1 + len(self.ranges) + len(self.events)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return all rows, each with the columns of a range, ``revision`` and ``detail``."""
+        header = Range(-1, self.last, HEADER, self.message_count)
+        detail = bytes(self.detail).decode()
+        ranges = [(*r, None, None) for r in self.ranges]
+        return [(*header, self.revision, detail), *ranges, *self.event_rows()]
+
+    def event_rows(self) -> list[tuple[Any, ...]]:
+        return [(*r._replace(state=EVENT), None, f"{event}:{r.state}") for event, r in self.events]
+
+
+def to_tag(rows: FileRows) -> str | None:
+    """Return the rows as a tag, or None if the log should not have so many."""
+    if len(rows) > MAX_TAG_ROWS:
+        return None
+    short = msgspec.structs.replace(rows, ranges=_shortened(rows.ranges))
+    data = msgspec.json.encode(short)
+    if len(data) > MAX_TAG_BYTES:
+        return None
+    return f"{zlib.crc32(data):0{_CHECKSUM_DIGITS}x}{data.decode()}"
+
+
+def _shortened(ranges: Sequence[Range]) -> list[Any]:
+    return [r[:4] if r[4:] == _PLAIN else r for r in ranges]
+
+
+_DECODER: Final = msgspec.json.Decoder(FileRows)
+
+
+def rows_in_tag(file: AddFile) -> FileRows | None:
+    """Return the rows of a file by its tag, or None if only the file has them."""
+    text = file.tags.get(LEDGER_TAG)
+    if not isinstance(text, str):
+        return None
+    data = text[_CHECKSUM_DIGITS:].encode("utf-8", "replace")
+    if text[:_CHECKSUM_DIGITS] != f"{zlib.crc32(data):0{_CHECKSUM_DIGITS}x}":
+        return None
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None  # by a newer version, or by nobody
+
+
+def encode_rows(rows: FileRows) -> bytes:
+    """Return the data file of the rows."""
+    return _SMALL_FILE.encode(list(zip(*rows.rows(), strict=True)))
+
+
+def to_arrow(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    """Return rows of a tag as a table with some columns, and null groups."""
+    values = zip(*rows, strict=True) if rows else [()] * len(FILE_SCHEMA)
+    by_name = dict(zip(FILE_SCHEMA.names, values, strict=True))
+    columns = []
+    for field_ in schema:
+        if field_.name not in by_name:
+            columns.append(pa.nulls(len(rows), field_.type))
+        elif field_.name in INSTANTS:
+            columns.append(pa.array(by_name[field_.name], pa.int64()).cast(field_.type))
+        else:
+            columns.append(pa.array(by_name[field_.name], field_.type))
+    return pa.table(columns, schema=schema)
 
 
 class EncodedLedger(NamedTuple):
@@ -132,19 +216,12 @@ def _encode_table(rows: pa.Table) -> memoryview:
 
 def _file_rows(ledger: Ledger) -> pa.Table:
     """Return the rows of a data file. Their order does not matter."""
-    head, events = ledger.head, ledger.events
-    header = Range(-1, head.start_sequence, HEADER, head.settled_count)
-    # The history keeps a worker's name only.
-    others = [header, *(r._replace(state=EVENT, worker_id=r.worker) for _, r in events)]
-    details = [head.to_json(), *(f"{event}:{r.state}" for event, r in events)]
-    count, ranges = len(others), ledger.ranges
-    more = [
-        pa.array([head.revision, *[None] * (count - 1)], pa.int64()),
-        pa.array(details, pa.string()),
-    ]
-    nulls = [pa.nulls(len(ranges), array.type) for array in more]
-    parts = ([*to_table(others).columns, *more], [*ranges.columns, *nulls])
-    return pa.concat_tables([pa.table(columns, schema=FILE_SCHEMA) for columns in parts])
+    rows = to_arrow(FileRows.of(ledger).rows(), FILE_SCHEMA)
+    if ledger.rows is not None:
+        return rows
+    ranges = ledger.ranges
+    added = [pa.nulls(len(ranges), FILE_SCHEMA.field(name).type) for name in ("revision", "detail")]
+    return pa.concat_tables([rows, pa.table([*ranges.columns, *added], schema=FILE_SCHEMA)])
 
 
 def to_rows(group: str, ledger: Ledger) -> pa.Table:
@@ -176,54 +253,36 @@ def _only_head(headers: Sequence[Mapping[str, Any]]) -> LedgerHeader:
             f"program has written there",
             path="leases",
         )
-    return _checked_head(headers[0])
+    return _head(headers[0])
 
 
-def _checked_head(header: Mapping[str, Any]) -> LedgerHeader:
+def _head(header: Mapping[str, Any]) -> LedgerHeader:
     try:
-        return _head(header)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        detail = json.loads(header["detail"])
+        names = {*detail, *detail.get("breaker", ())}
+        if unknown := sorted(names - _DETAILS - _OF_BREAKER):
+            raise UnsupportedTable(
+                f"cannot read the ledger of a group: this version of spark_mq does not know "
+                f"{', '.join(unknown)}. Update spark_mq.",
+                path="leases",
+                features=unknown,
+            )
+        if missing := sorted(_DETAILS - _ADDED - set(detail)):
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        stored = {
+            **detail,
+            "start_sequence": header["last"],
+            "settled_count": header["message_count"],
+            "revision": header["revision"],
+            "skipped_intervals": detail["skipped"],
+        }
+        return msgspec.convert(stored, LedgerHeader)
+    except (ValueError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError) as error:
         raise NotAQueue(
             f"leases/ contains an invalid header row for a consumer group: "
             f"{type(error).__name__}: {error}",
             path="leases",
         ) from error
-
-
-def _head(header: Mapping[str, Any]) -> LedgerHeader:
-    detail = json.loads(header["detail"])
-    if unknown := sorted(set(detail) - _DETAILS):
-        raise UnsupportedTable(
-            f"cannot read the ledger of a group: this version of spark_mq does not know "
-            f"{', '.join(unknown)}. Update spark_mq.",
-            path="leases",
-            features=unknown,
-        )
-    head = LedgerHeader(
-        header["last"],
-        header["message_count"],
-        header["revision"],
-        detail["leases_without_fresh"],
-        detail["counters"],
-        detail["settings"],
-        tuple((int(first), int(last)) for first, last in detail["skipped"]),
-        tuple(LogFingerprint(int(first), str(path)) for first, path in detail["log_fingerprints"]),
-        Breaker.from_stored(detail.get("breaker", {})),
-        detail["last_sink_write"],
-        **{name: detail.get(name, 0) for name in _ADDED},
-        happened=detail.get("happened", {}),
-    )
-    if (
-        None in (head.start_sequence, head.settled_count, head.revision)
-        or not isinstance(head.leases_without_fresh, int)
-        or not isinstance(head.last_sink_write, int)
-        or not all(isinstance(getattr(head, name), int) for name in _ADDED)
-    ):
-        raise ValueError("a number is missing")
-    counts = [*head.counters.values(), *head.happened.values()]
-    if not isinstance(head.settings, dict) or not all(isinstance(count, int) for count in counts):
-        raise TypeError("settings or counters have the wrong type")
-    return head
 
 
 def events_of(rows: pa.Table) -> pa.Table:
@@ -266,18 +325,6 @@ class LedgerCommit(NamedTuple):
     changes: Sequence[GroupChange]
 
 
-def note_of_groups(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a commit's note from one for each group that it changes."""
-    return dict(notes[0]) if len(notes) == 1 else {GROUPS: list(notes)}
-
-
-def notes_by_group(note: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    notes = note.get(GROUPS)
-    if not isinstance(notes, list) or not all(isinstance(each, dict) for each in notes):
-        return [note]
-    return notes
-
-
 def read_ledger(store: ObjectStore, group: str, files: Sequence[AddFile]) -> Ledger:
     """Return the ledger in a group's files. Raise as :meth:`ObjectStore.read_parquet`."""
     tagged = rows_in_tag(files[0]) if len(files) == 1 else None
@@ -289,7 +336,7 @@ def read_ledger(store: ObjectStore, group: str, files: Sequence[AddFile]) -> Led
         "revision": tagged.revision,
         "detail": bytes(tagged.detail),
     }
-    return Ledger(replace(_checked_head(header), group=group), tagged.ranges)
+    return Ledger(replace(_head(header), group=group), tagged.ranges)
 
 
 def _read_rows(store: ObjectStore, files: Sequence[AddFile], schema: pa.Schema) -> pa.Table:
@@ -323,6 +370,26 @@ def scan_ledgers(
         for group, rows in zip(groups, store.for_each(groups, read), strict=True):
             if rows is not None:
                 yield group, rows
+
+
+def secure_files(store: ObjectStore, files: Iterable[AddFile], *, sync: bool) -> None:
+    """Write small files again that are missing, and with `sync` make all of them durable."""
+    for file in files:
+        rows = rows_in_tag(file)
+        if rows is None:
+            continue
+        data = encode_rows(rows)
+        try:
+            is_whole = store.read(file.path) == data
+            # A file of another size has another version encoded.
+            if is_whole or len(data) != file.size:
+                if sync:
+                    store.sync(file.path)
+                continue
+        except FileNotFoundError:
+            if len(data) != file.size:
+                continue  # a reader would look for the footer in another place
+        store.write(file.path, data)
 
 
 EventCache = RecentDict[str, pa.Table]  # events by their file, which never changes
@@ -385,18 +452,3 @@ CachedLedger = tuple[tuple[str, ...], Ledger]  # the paths of a ledger's files, 
 
 def ledger_cache() -> RecentDict[str, CachedLedger]:
     return RecentDict(_RANGES, lambda cached: _LEDGER_WEIGHT + cached[1].size)
-
-
-def unreadable_ledger_error(
-    path: str, version: int, group: str, files: Iterable[str], error: Exception
-) -> CorruptLog:
-    names = ", ".join(map(show_name, files))
-    command = shell_command("group", "drop", group, "-q", "PATH")
-    return CorruptLog(
-        f"the ledger of group {group!r} cannot be read: {names} of {path}: "
-        f"{one_line(error)}. Restore the file from a backup. Or drop the group with "
-        f"queue.drop_group({group!r}) or {command}: then it starts again, and gets all messages "
-        "that the queue still has. Other groups continue",
-        path=path,
-        version=version,
-    )

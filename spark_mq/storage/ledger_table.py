@@ -23,16 +23,16 @@ from spark_mq.delta.log import CHECKPOINT_INTERVAL, DeltaLog
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, last_checkpoint
-from spark_mq.delta.store_errors import STORE_ERRORS, to_storage_error, wrap_store_errors
+from spark_mq.delta.store_errors import STORE_ERRORS, one_line, to_storage_error, wrap_store_errors
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, checkpoint_soon, create_table
 from spark_mq.errors import CommitConflict, CorruptLog, NotAQueue, SparkMQError, StorageError
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.commit_turn import SERVED, CommitTurn
+from spark_mq.storage.commit_turn import PAUSE, SERVED, CommitTurn
 from spark_mq.storage.delegated_commands import DelegationTurn, Peers, delete_old_requests, plead
 from spark_mq.storage.heartbeat_files import delete_heartbeats, delete_old_heartbeats
 from spark_mq.storage.ledger_files import (
     LEASES_SCHEMA,
-    PAUSE,
+    LEDGER_TAG,
     LedgerCommit,
     LedgerSnapshot,
     encode_ledger,
@@ -40,16 +40,16 @@ from spark_mq.storage.ledger_files import (
     ledger_cache,
     read_ledger,
     scan_ledgers,
+    secure_files,
     to_ledger_commit,
-    unreadable_ledger_error,
 )
-from spark_mq.storage.ledger_tag import LEDGER_TAG, secure_files
 from spark_mq.storage.local_turn import LocalTurn, has_lines
 from spark_mq.storage.shared_look import shared_look_for
 from spark_mq.storage.table_cleanup import clean_ledger_table
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.fair_lock import FairLock, fair_lock_for
 from spark_mq.util.notifier import notifier_for
+from spark_mq.util.show import shell_command, show_name
 from spark_mq.util.validation import RESERVED_PREFIX
 
 # The reserved group whose start sequence is the trim horizon: ``messages/`` may lack all below it.
@@ -186,8 +186,16 @@ class LedgerTable:
         return cached[1]
 
     def _unreadable(self, group: str, files: tuple[AddFile, ...], error: Exception) -> CorruptLog:
-        paths = [file.path for file in files]
-        return unreadable_ledger_error(self.path, self.log.state.version, group, paths, error)
+        names = ", ".join(show_name(file.path) for file in files)
+        command = shell_command("group", "drop", group, "-q", "PATH")
+        return CorruptLog(
+            f"the ledger of group {group!r} cannot be read: {names} of {self.path}: "
+            f"{one_line(error)}. Restore the file from a backup. Or drop the group with "
+            f"queue.drop_group({group!r}) or {command}: then it starts again, and gets all "
+            "messages that the queue still has. Other groups continue",
+            path=self.path,
+            version=self.log.state.version,
+        )
 
     def write(
         self,

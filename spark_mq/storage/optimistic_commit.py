@@ -17,9 +17,17 @@ from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CommitConflict, CorruptLog
 from spark_mq.ledger.commands import NextLedger, Priority
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.storage.commit_turn import CYCLE, LEADS, SERVED, CommitTurn, DelegatedRequest
+from spark_mq.storage.commit_turn import (
+    CYCLE,
+    LEADS,
+    PAUSE,
+    SERVED,
+    CommitTurn,
+    DelegatedRequest,
+    note_of_groups,
+)
 from spark_mq.storage.delegated_commands import DelegationTurn, delete_soon
-from spark_mq.storage.ledger_files import PAUSE, LedgerSnapshot, note_of_groups
+from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.backoff import too_many_conflicts
 from spark_mq.util.user import with_user

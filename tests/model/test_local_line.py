@@ -24,9 +24,9 @@ from support.rule_variants import Variant, instead, returns, then
 
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
-from spark_mq.storage.ledger_files import GROUPS as LEDGERS
-from spark_mq.storage.ledger_files import LedgerSnapshot, note_of_groups
+from spark_mq.storage.commit_turn import GROUPS as LEDGERS
+from spark_mq.storage.commit_turn import SERVED, DelegatedRequest, note_of_groups
+from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.local_turn import LocalTurn
 

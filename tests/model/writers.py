@@ -18,7 +18,7 @@ from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
-from spark_mq.storage.ledger_files import note_of_groups
+from spark_mq.storage.commit_turn import note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.clock import Clock, system_clock
 

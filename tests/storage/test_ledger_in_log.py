@@ -26,9 +26,14 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import last_checkpoint
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.storage import ledger_files, ledger_tag
-from spark_mq.storage.ledger_files import LEASES_SCHEMA, encode_ledger, read_ledger
-from spark_mq.storage.ledger_tag import LEDGER_TAG, rows_in_tag
+from spark_mq.storage import ledger_files
+from spark_mq.storage.ledger_files import (
+    LEASES_SCHEMA,
+    LEDGER_TAG,
+    encode_ledger,
+    read_ledger,
+    rows_in_tag,
+)
 
 Make = Callable[..., Queue]
 
@@ -101,7 +106,7 @@ def test_the_tag_and_the_file_have_the_same_rows(ranges: list[Range], events: li
     assert len(rows) == encoded.rows
     in_file = pq.read_table(pa.BufferReader(encoded.data))
     columns = [name for name in LEASES_SCHEMA.names if name != "consumer_group"]
-    assert ledger_tag.to_arrow(rows.rows(), LEASES_SCHEMA).select(columns) == in_file
+    assert ledger_files.to_arrow(rows.rows(), LEASES_SCHEMA).select(columns) == in_file
     back = read_ledger(ObjectStore("/nowhere"), "g", [file])
     assert (back.head, back.rows) == (head, ranges)
 
@@ -160,7 +165,7 @@ def test_a_tag_of_a_newer_version_leaves_the_ledger_to_the_file() -> None:
     tag = encode_ledger(Ledger(LedgerHeader(), [LEASED])).tag
     assert tag is not None
     newer = tag[8:].replace('"leased"', '{"state":"leased"}').encode()
-    text = f"{ledger_tag.zlib.crc32(newer):08x}{newer.decode()}"
+    text = f"{ledger_files.zlib.crc32(newer):08x}{newer.decode()}"
     assert rows_in_tag(AddFile("p", 1, tags={LEDGER_TAG: text})) is None
 
 
@@ -330,7 +335,7 @@ def test_a_file_by_another_version_of_the_encoder_is_left_alone(queue: Queue) ->
     """Its size is in the log, so another one would not fit."""
     lease(queue, 1)
     (file,) = added(queue)
-    ledger_tag.secure_files(
+    ledger_files.secure_files(
         ledgers_of(queue).files, [replace(file, path="p", size=file.size + 1)], sync=True
     )
     assert not Path(ledgers_of(queue).path, "p").exists()

@@ -28,8 +28,9 @@ from spark_mq import Queue, SettleResult, errors
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.ranges import SETTLED, Ledger, LedgerHeader, Range
 from spark_mq.storage import local_turn, optimistic_commit
+from spark_mq.storage.commit_turn import note_of_groups, notes_by_group
 from spark_mq.storage.history_table import history_rows
-from spark_mq.storage.ledger_files import LedgerCommit, note_of_groups, notes_by_group
+from spark_mq.storage.ledger_files import LedgerCommit
 
 Make = Callable[..., Queue]
 

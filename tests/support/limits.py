@@ -63,7 +63,7 @@ PLACES = {
     "row_group_rows": "parquet.writer.ROW_GROUP_ROWS",
     "slot_rows": "parquet.lease_columns._BATCH_ROWS",
     "sweep_interval": "delta.tables.SWEEP_INTERVAL",
-    "tag_bytes": "storage.ledger_tag.MAX_TAG_BYTES",
+    "tag_bytes": "storage.ledger_files.MAX_TAG_BYTES",
     "trim_commit_files": "storage.table_cleanup.COMMIT_FILES",
     "trim_files": "storage.table_cleanup.BLOCK_FILES",
     "turn_seconds": "storage.delegated_commands.WAIT_PER_WRITER_SECONDS",
