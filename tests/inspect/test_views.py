@@ -269,16 +269,6 @@ def test_the_throughput_over_time_is_the_same_before_and_after_a_sweep(queue: Qu
     assert queue.throughput(group="other").num_rows == 1
 
 
-@pytest.mark.parametrize("group", [7, b"g", ["g"], "a group", ""])
-def test_the_past_of_a_group_needs_the_name_of_a_group(queue: Queue, group: Any) -> None:
-    queue.publish(["a"])
-    queue.group("g").lease("w")
-    queue.sweep()
-    for view in (queue.changes, queue.throughput):
-        with pytest.raises(InvalidOption, match=r"group=.* is not a valid name"):
-            view(group=group)
-
-
 def test_a_limit_that_is_lowered_counts_no_failure_again(queue: Queue) -> None:
     queue.publish("a")
     group = queue.group("g")

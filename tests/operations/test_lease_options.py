@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
+from spark_mq.testing import ManualClock
 
 
 @pytest.mark.parametrize(
@@ -143,3 +144,15 @@ def test_a_wait_for_named_messages_ends_when_they_are_published(queue: Queue) ->
     lease = group.lease(sequences=wanted, wait="1m")
     publish.join()
     assert [message.text for message in lease.messages] == ["c"]
+
+
+def test_at_most_once_a_lease_that_is_acked_at_once_is_never_given_out_again(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["a"])
+    taken = queue.group().lease("dies", auto_ack=True)
+    assert [m.value for m in taken.messages] == [b"a"]
+    clock.advance("1h")
+    assert _leased(queue) == []
+    assert queue.group().nack(taken.lease_id).settled == 0
+    assert _leased(queue) == []

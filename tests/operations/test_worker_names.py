@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -106,6 +107,24 @@ def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
     rows = history(queue, group="default").to_pylist()
     assert {row["worker_id"] for row in rows if row["lease_id"]} == {"label"}
     assert "~" not in str(queue.trace(sequences[0]))
+
+
+def test_the_log_names_the_workers_whose_leases_expired(
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish([str(number) for number in range(1_500)])
+    group = queue.group("billing")
+    group.lease("one", max_messages=1_000)
+    group.lease("two", max_messages=200)
+    clock.advance("2h")
+    with caplog.at_level(logging.WARNING, logger="spark_mq"):
+        group.lease("three")
+        group.lease("four")
+    lines = [record.getMessage() for record in caplog.records if "expired" in record.getMessage()]
+    assert lines == [
+        "group billing: the leases of one, two expired, with 1,200 messages. Their workers died, "
+        "hung, or did not reach the store"
+    ]
 
 
 def test_a_ledger_of_an_older_version_has_the_name_alone() -> None:
