@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from support.byte_store import ByteStore
 from support.handles import again
 from support.limits import Limits
-from support.tables import context_of
 
 from spark_mq import Message, Queue, SparkMQError
-from spark_mq.inspect.stats import StatsReader
 from spark_mq.integrations.prometheus import exposition
-from spark_mq.ledger import stats as stats_module
 from spark_mq.testing import ManualClock, memory_queue
 
 SETTINGS = [
@@ -57,8 +54,8 @@ def apply(queue: Queue, clock: ManualClock, step: tuple[str, int, int], held: li
         getattr(lease, verb)(one)
 
 
-def same(queue: Queue, reader: StatsReader) -> None:
-    assert reader.read() == {name: queue.group(name).stats() for name in queue.groups()}
+def same(queue: Queue, look: Queue) -> None:
+    assert look.describe().groups == {name: queue.group(name).stats() for name in queue.groups()}
 
 
 @given(st.lists(STEP, max_size=25), st.sampled_from(SETTINGS))
@@ -67,16 +64,16 @@ def test_the_counts_of_all_groups_are_those_of_the_rules(
 ) -> None:
     clock = ManualClock()
     queue = memory_queue(clock, **settings)
-    kept, held = StatsReader(context_of(queue)), list[Any]()
+    kept, held = again(queue), list[Any]()
     for step in steps:
         with suppress(SparkMQError):
             apply(queue, clock, step, held)
         same(queue, kept)  # what it kept from before is not out of date
-        same(queue, StatsReader(context_of(queue)))
+        same(queue, again(queue))
 
 
 def test_groups_on_tables_are_counted_alike(queue: Queue, clock: ManualClock) -> None:
-    reader = StatsReader(context_of(queue))
+    reader = again(queue)
     queue.publish(["a", "b", "c"])
     for name in ("one", "two", "three"):
         lease = queue.group(name).lease("w", max_messages=2)
@@ -96,16 +93,16 @@ def test_a_second_look_reads_only_what_has_changed(
     queue.publish(["a", "b"])
     for number in range(5):
         queue.group(f"g{number}").lease("w")
-    reader, read = StatsReader(context_of(again(queue))), byte_store.paths("read", of="leases")
+    reader, read = again(queue), byte_store.paths("read", of="leases")
 
     def groups() -> list[str]:
         return sorted(found for path in read for found in re.findall("consumer_group=(.*?)/", path))
 
-    reader.read()
+    reader.describe()
     assert groups() == [f"g{number}" for number in range(5)]
     queue.group("g3").lease("w")
     read.clear()
-    assert reader.read()["g3"].leased == 2
+    assert reader.describe().groups["g3"].leased == 2
     assert groups() == ["g3"]
 
 
@@ -117,8 +114,7 @@ def test_plain_groups_need_no_ledger_of_their_own(queue: Queue, monkeypatch: Any
         raise AssertionError("a plain group was counted by the slow way")
 
     monkeypatch.setattr("spark_mq.inspect.stats.compute_stats", refuse)
-    assert StatsReader(context_of(queue)).read()["g"].leased == 1
-    assert stats_module.compute_stats is not refuse
+    assert queue.describe().groups["g"].leased == 1
 
 
 def test_a_damaged_group_does_not_hide_the_others(

@@ -24,7 +24,6 @@ from spark_mq import (
 )
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.maintenance import automatic_publishes as chore
-from spark_mq.maintenance.automatic_publishes import complete_batch
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.user import act_as
 
@@ -346,7 +345,7 @@ def test_what_happens_after_a_kill_does_not_change_the_counts(
     with monkeypatch.context() as patch:
         on_commit(patch, "messages", before=die, at=2)
         with pytest.raises(Killed):
-            complete_batch(context_of(again(queue)), "b")
+            again(queue).sweep()
     queue.group().seek("earliest")
     queue.sweep()
     assert completions(done)[0]["groups"]["default"] == counts(acked=2)
@@ -382,7 +381,7 @@ def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
         return real(*args)
 
     monkeypatch.setattr(chore, "count_outcomes", count)
-    assert complete_batch(context_of(again(queue)), "b") == 1
+    assert again(queue).sweep().completed_batches == 1
     assert completions(done)[0]["groups"]["default"] == counts(acked=1)
 
 

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from support.handles import again, lease, until
@@ -36,26 +35,6 @@ def broken(queue: Queue) -> Queue:
     return queue
 
 
-def test_a_bug_in_a_handler_costs_a_few_messages_not_the_queue(
-    queue: Queue, clock: ManualClock
-) -> None:
-    numbers(queue, 1000)
-    for _ in range(120):  # ten minutes
-        queue.group().work(typo, mode="batch", until="empty")
-        clock.advance("5s")
-    stats = queue.group().stats()
-    assert stats.breaker == "open"
-    assert stats.dead <= 3
-    assert stats.unread >= 985
-    summary = None
-    for _ in range(3):
-        clock.advance("5m")
-        summary = queue.group().work(lambda _: None, mode="batch", until="empty", max_messages=1000)
-    assert summary is not None
-    assert queue.group().stats().breaker == "closed"
-    assert queue.group().stats().acked >= 985
-
-
 def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: ManualClock) -> None:
     broken(queue)
     stats = queue.group().stats()
@@ -68,26 +47,6 @@ def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: M
     (problem,) = [one for one in queue.health().problems if one.check == "blocked"]
     assert "set breaker_threshold=None" in problem.text
     assert queue.group().lease("w", wait="10ms") is None
-
-
-@pytest.mark.parametrize("threshold", [5, None])
-def test_without_a_breaker_a_bug_makes_dead_letters_of_all_after_five_attempts(
-    make: Callable[..., Queue], clock: ManualClock, threshold: int | None
-) -> None:
-    queue = make(breaker_threshold=threshold, retry_delay="1s", retry_jitter=0)
-    queue.publish([str(n) for n in range(200)])
-
-    def fail(_: Any) -> None:
-        raise KeyError("ammount")
-
-    for _ in range(5):
-        queue.group().work(fail, mode="message", max_messages=200, until="empty")
-        clock.advance("10m")
-    stats = queue.group().stats()
-    if threshold is None:
-        assert (stats.dead, stats.breaker) == (200, "closed")
-    else:
-        assert (stats.dead, stats.breaker) == (0, "open")
 
 
 def test_a_waiting_worker_gets_the_trial_when_it_is_due_and_its_ack_closes_the_breaker(
@@ -107,48 +66,6 @@ def test_a_waiting_worker_gets_the_trial_when_it_is_due_and_its_ack_closes_the_b
         until(lambda: len(seen) > 1)
     assert seen[:2] == [1, 10]
     assert queue.group().stats().breaker == "closed"
-
-
-@pytest.mark.parametrize("mode", ["batch", "message"])
-def test_messages_published_after_bad_ones_do_not_wait_for_them(
-    make: Make, clock: ManualClock, mode: str
-) -> None:
-    """Nothing but bad messages is left. Each of them fails when it is due again."""
-    queue = make(retry="constant", retry_delay="1s", max_delivery_attempts=50)
-    group = queue.group().ensure()
-    queue.publish(["bad"] * 5)
-
-    def handle(given: Any) -> None:
-        if any(m.value == b"bad" for m in getattr(given, "messages", [given])):
-            raise ValueError("no number")
-
-    while group.stats().breaker == "closed":
-        group.work(handle, mode=mode, until="empty", max_messages=1)
-        clock.advance("1s")
-    for _ in range(6):  # each trial fails, so the waits grow to the longest
-        clock.advance("5m")
-        group.work(handle, mode=mode, until="empty", max_messages=1)
-    queue.publish([str(n) for n in range(10)])
-    clock.advance("5m")
-    failed = group.stats().deliveries
-    for _ in range(11):
-        group.work(handle, mode=mode, until="empty", max_messages=1)
-        clock.advance("10s")
-    stats = group.stats()
-    assert (stats.acked, stats.unread, stats.dead) == (10, 0, 0)
-    assert stats.deliveries - failed <= 11 * 6  # a trial, and what opens the breaker again
-
-
-def test_an_outage_makes_no_message_dead_while_others_are_unread(
-    queue: Queue, clock: ManualClock
-) -> None:
-    numbers(queue, 200)
-    for _ in range(8 * 12):
-        queue.group().work(typo, mode="message", until="empty")
-        clock.advance("5m")
-    stats = queue.group().stats()
-    assert (stats.breaker, stats.dead, stats.acked) == ("open", 0, 0)
-    assert stats.unread > 0
 
 
 @pytest.mark.parametrize("on_error", ["reject", "ack"])

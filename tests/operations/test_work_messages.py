@@ -231,7 +231,7 @@ DECISIONS: dict[str, tuple[Callable[[], Any], dict[str, int], tuple[int, int], s
 
 
 @pytest.mark.parametrize("name", DECISIONS)
-@pytest.mark.parametrize("how", ["returned", "raised"])
+@pytest.mark.parametrize("how", ["returned", "raised", "by a coroutine"])
 def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) -> None:
     make, left, (deliveries, failures), error = DECISIONS[name]
     queue.publish("a")
@@ -243,7 +243,12 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
             raise make()
         return make()
 
-    queue.group().work(handle, mode="message", stop=stop)
+    async def handle_in_a_loop(message: ReceivedMessage) -> Any:
+        await asyncio.sleep(0)
+        return handle(message)
+
+    handler = handle_in_a_loop if how == "by a coroutine" else handle
+    queue.group().work(handler, mode="message", stop=stop)
     assert counts(queue) == left
     (r,) = group_ledger_of(queue.group()).current()
     assert (r.delivery_count, r.failure_count, r.error) == (deliveries, failures, error)
@@ -317,26 +322,6 @@ def test_async_handlers_run_at_the_same_time(queue: Queue) -> None:
 
     assert drain(queue, handle, concurrency=30).settled == 90
     assert counts(queue) == {"acked": 90}
-
-
-def test_an_async_handler_decides_and_fails_as_any_other(queue: Queue) -> None:
-    queue.publish(["retry", "reject", "fail", "cancel", "fine"])
-
-    async def handle(message: ReceivedMessage) -> Any:
-        await asyncio.sleep(0)
-        match message.value:
-            case b"retry":
-                return Retry("5m")
-            case b"reject":
-                raise Reject
-            case b"fail":
-                raise ValueError("boom")
-            case b"cancel":
-                raise asyncio.CancelledError
-        return None
-
-    assert drain(queue, handle).failed == 2
-    assert counts(queue) == {"acked": 1, "dead": 1, "delayed": 3}
 
 
 def test_an_async_method_of_an_object_is_a_handler(queue: Queue) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from support.handles import again, until
-from support.tables import context_of
-from support.working import working
+from support.tables import context_of, ledgers_of
+from support.working import leave_heartbeat, working
 
 from spark_mq import Queue, ReceivedMessage, Reject
 from spark_mq.errors import StorageError
-from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import SECOND
 from spark_mq.worker import upkeep
@@ -121,9 +120,7 @@ def test_a_sweep_that_was_killed_holds_up_the_others_for_an_interval(
     make: Callable[..., Queue], clock: ManualClock, swept: list[str]
 ) -> None:
     queue = make()
-    files, now = context_of(queue).ledgers.files, context_of(queue).now()
-    killed = Heartbeat("killed", "host", 1, "", now, now, MINUTE, upkeep.BUSY, 0)
-    write_heartbeat(files, heartbeat_path("~sweep", "killed"), killed)
+    leave_heartbeat(queue, "~sweep", "killed", interval=MINUTE, state="busy")
     own = sweeps_of(queue)
     own.run()
     own.run_last()
@@ -133,7 +130,9 @@ def test_a_sweep_that_was_killed_holds_up_the_others_for_an_interval(
     assert swept == [queue.path]
     clock.advance("61s")
     own.run()
-    assert len(list(files.iterate("_workers/~sweep"))) == 1, "only its own file is left"
+    assert len(ledgers_of(queue).files.list_all("_workers/~sweep")) == 1, (
+        "only its own file is left"
+    )
 
 
 def test_neither_handlers_nor_the_end_wait_for_a_sweep(

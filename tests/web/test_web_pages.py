@@ -20,15 +20,14 @@ from support.approved import SHORT_SPANS, assert_approved, without_what_varies
 from support.forms import after_a_visit
 from support.readable_html import readable_html
 from support.stocked_queue import sequence_of
-from support.tables import ledgers_of
+from support.working import leave_heartbeat
 
 from spark_mq import Message, Queue
 from spark_mq.errors import StorageError
-from spark_mq.inspect.activity import THROUGHPUT_SCHEMA
+from spark_mq.inspect import THROUGHPUT_SCHEMA
 from spark_mq.interfaces.monitor import RANGES, Past, QueueMonitor
 from spark_mq.interfaces.web import Access, HealthLimits, create_app
 from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
-from spark_mq.storage.heartbeat_files import Heartbeat, heartbeat_path, write_heartbeat
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.show import show_sequence
 
@@ -423,12 +422,9 @@ def test_groups_are_shown_in_pages_and_searched(visit: Visit, queue: Queue) -> N
 
 
 def test_a_group_shows_idle_workers_and_those_that_are_gone(visit: Visit, queue: Queue) -> None:
-    now = int(datetime.now(UTC).timestamp() * 1e6)
-    heartbeat = Heartbeat("idle-1", "host-1", 4711, "0.2.0", now, now, 30_000_000, "idle", 5)
-    gone = replace(heartbeat, worker_id="gone-1", host=EVIL, seen_at=now - 300_000_000)
-    for one in (heartbeat, gone):
-        path = heartbeat_path("billing", one.worker_id)
-        write_heartbeat(ledgers_of(queue).files, path, one)
+    seen = int(datetime.now(UTC).timestamp() * 1e6) - 300_000_000
+    leave_heartbeat(queue, "billing", "idle-1")
+    leave_heartbeat(queue, "billing", "gone-1", host=EVIL, seen_at=seen)
     page = get(visit(), "/group/orders", group="billing", part="live")
     found = [text for text in page.texts if text in ("busy", "idle", "gone", "host-1", "5m ago")]
     assert found == ["busy", "idle", "host-1", "gone", "5m ago"]
