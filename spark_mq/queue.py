@@ -15,6 +15,7 @@ from spark_mq.delta.object_store import absolute_path
 from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.overview import QueueStats
+from spark_mq.inspect.peek import named_sequences
 from spark_mq.inspect.views import QueueViews, find_queues
 from spark_mq.ledger.owner_commands import Drop
 from spark_mq.ledger.setting_options import CreateOptions, QueueOptions
@@ -52,7 +53,7 @@ from spark_mq.storage.publishes import PublishReceipt, producer_txn
 from spark_mq.util.clock import Clock, Duration
 from spark_mq.util.records import ArrowRows, Records
 from spark_mq.util.user import acting_by_default
-from spark_mq.util.validation import short_repr, validate_group, validate_name, validate_options
+from spark_mq.util.validation import validate_group, validate_name, validate_options
 from spark_mq.worker.replay_report import ReplayReport
 from spark_mq.worker.run import WorkOptions
 from spark_mq.worker.shadow_replay import shadow_replay
@@ -695,25 +696,9 @@ class Queue(QueueViews):
         whose newest message it is. :meth:`find` returns the others. Raises InvalidOption if there
         is no such message.
         """
-        given = {"sequence": sequence, "message_id": message_id, "key": key}
-        if sum(value is not None for value in given.values()) != 1:
-            raise InvalidOption(
-                "trace takes one message: give a sequence, message_id=... or key=...",
-                option="sequence",
-                value=sequence,
-            )
-        if sequence is not None:
-            return trace(self._context, sequence)
-        sequences = self.find(key=key, message_id=message_id, n=1)
-        if not sequences:
-            name = "key" if message_id is None else "message_id"
-            raise InvalidOption(
-                f"{name}={short_repr(given[name])}: no retained message of {self.path} has it. "
-                "For a trimmed message, give its sequence",
-                option=name,
-                value=given[name],
-            )
-        return trace(self._context, sequences[0])
+        names = {"message_id": message_id, "key": key}
+        (named,) = named_sequences(self._context, sequence, names)
+        return trace(self._context, named)
 
     def finished(
         self,

@@ -10,8 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from spark_mq.errors import InvalidOption
-from spark_mq.inspect.peek import Wanted, find_sequences, shown_range
+from spark_mq.inspect.peek import shown_range
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import LEASED, SETTLED, Range
@@ -22,7 +21,6 @@ from spark_mq.operations.history import MessageOutcome, find_outcomes
 from spark_mq.storage.heartbeat_files import Heartbeat, read_heartbeats
 from spark_mq.util.clock import MICROSECOND, optional_datetime, to_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.validation import short_repr, validate_count
 
 MAX_POSITIONS: Final = 10  # intervals of a lease that are listed
 
@@ -126,29 +124,6 @@ def _lease(ranges: list[Range], now: int) -> LeaseInfo:
         positions=tuple(normalise((r.first, r.last) for r in ranges)[:MAX_POSITIONS]),
         delivery_count=max(r.delivery_count for r in ranges),
     )
-
-
-def named_sequences(
-    context: QueueContext, sequence: int | None, message_id: str | None, n: int
-) -> list[int]:
-    """Return the messages to locate by sequence or id. Raises InvalidOption."""
-    if (sequence is None) == (message_id is None):
-        raise InvalidOption(
-            "locate takes one kind of name: give a sequence or message_id=...",
-            option="sequence",
-            value=sequence,
-        )
-    if sequence is not None:
-        return [validate_count("sequence", sequence, least=0, most=2**63 - 1)]
-    sequences = find_sequences(context, n, Wanted(message_id=message_id))
-    if not sequences:
-        raise InvalidOption(
-            f"message_id={short_repr(message_id)}: no retained message of {context.path} has this "
-            "id. Check the id, or give the sequence of a message that was trimmed",
-            option="message_id",
-            value=message_id,
-        )
-    return sequences
 
 
 def locate(

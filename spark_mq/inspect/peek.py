@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, InvalidOption
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.slots import SlotLayout
@@ -21,7 +21,7 @@ from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.reader import MessageReader, cut_rows
 from spark_mq.util.clock import optional_datetime
 from spark_mq.util.records import Record
-from spark_mq.util.validation import validate_choice, validate_count, validate_text
+from spark_mq.util.validation import invalid, validate_choice, validate_count, validate_text
 
 _COLUMNS: Final = (
     "message_id", "key", "value", "headers", "published_at", "deliver_at", "expires_at", "priority",
@@ -132,6 +132,31 @@ def find_sequences(context: QueueContext, n: int, wanted: Wanted) -> list[int]:
             sequences += [part.first + row for row in reversed(rows)]
             if len(sequences) >= n:
                 return sequences[:n]
+    return sequences
+
+
+def named_sequences(
+    context: QueueContext, sequence: int | None, names: Mapping[str, str | None], n: int = 1
+) -> list[int]:
+    """Return the message of a sequence, or the newest with an id or key. Raise InvalidOption."""
+    given = {name: value for name, value in names.items() if value is not None}
+    if (sequence is not None) + len(given) != 1:
+        offered = " or ".join(f"{name}=..." for name in names)
+        raise InvalidOption(
+            f"a message has one kind of name: give a sequence, {offered}",
+            option="sequence",
+            value=sequence,
+        )
+    if sequence is not None:
+        return [validate_count("sequence", sequence, least=0, most=_MAX_SEQUENCE)]
+    sequences = find_sequences(context, n, Wanted(**given))
+    if not sequences:
+        ((name, value),) = given.items()
+        problem = (
+            f"is not there: no retained message of {context.path} has this "
+            f"{name.removeprefix('message_')}. For a trimmed message, give its sequence"
+        )
+        raise invalid(name, value, problem)
     return sequences
 
 

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from spark_mq.inspect.activity import ENDS, MAX_BUCKETS, throughput
 from spark_mq.inspect.lanes import list_lanes
-from spark_mq.inspect.leases import locate, named_sequences
+from spark_mq.inspect.leases import locate
+from spark_mq.inspect.peek import named_sequences
 from spark_mq.inspect.stats import StatsReader
 from spark_mq.ledger.states import (
     AVAILABLE,
@@ -197,7 +198,7 @@ class QueuePlots:
         is that with the sequence, or the newest one with the id. Raises InvalidOption if there is
         none, or unless exactly one of the two is given.
         """
-        (asked,) = named_sequences(self._context, sequence, message_id, 1)
+        (asked,) = named_sequences(self._context, sequence, {"message_id": message_id})
         chain = trace(self._context, asked).chain()
         number = _dates().date2num
         axes, rows = _new_axes(ax), list[str]()

@@ -40,7 +40,6 @@ from spark_mq.inspect.leases import (
     list_leases,
     list_workers,
     locate,
-    named_sequences,
 )
 from spark_mq.inspect.letters import Failures, RemainingLetters
 from spark_mq.inspect.overview import (
@@ -57,6 +56,7 @@ from spark_mq.inspect.peek import (
     PeekedMessage,
     Wanted,
     find_sequences,
+    named_sequences,
     peek_group,
     peek_queue,
 )
@@ -208,7 +208,7 @@ class QueueViews:
         no retained message has the id, or unless exactly one of the two is given.
         """
         validate_count("n", n)
-        sequences = named_sequences(self._context, sequence, message_id, n)
+        sequences = named_sequences(self._context, sequence, {"message_id": message_id}, n)
         return Records(
             [position for number in sequences for position in locate(self._context, number)]
         )
