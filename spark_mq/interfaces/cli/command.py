@@ -22,9 +22,9 @@ from typing import Any, Final, TypeVar
 import typer
 from typer.models import OptionInfo
 
-from spark_mq.errors import InvalidOption, QueueNotFound, SparkMQError
+from spark_mq.errors import QueueNotFound, SparkMQError
 from spark_mq.group import ConsumerGroup
-from spark_mq.interfaces.cli.output import INTERRUPTED, note, show
+from spark_mq.interfaces.cli.output import INTERRUPTED, WrongCall, note, show
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.settings import GroupSettings, QueueSettings
 from spark_mq.message import Format, check_format
@@ -86,23 +86,19 @@ def parse_pairs(name: str, pairs: Sequence[str] | None) -> dict[str, str]:
         if not key or not equals:
             # The text may be a secret, so the error does not show it.
             shown = "" if name == _STORAGE_OPTION else f" {short_repr(key)}"
-            raise InvalidOption(f"{name}{shown} has no value: give NAME=VALUE", option=name)
+            raise WrongCall(f"{name}{shown} has no value: give NAME=VALUE")
         values[key] = value
     return values
 
 
 def parse_sequence(text: str, what: str = "a sequence", *, option: str = "") -> int:
-    """Return a sequence, or raise an InvalidOption. Without an option it suggests --message-id."""
+    """Return a sequence, or raise WrongCall. Without an option it suggests --message-id."""
     number = number_in(text)
     if number.isascii() and number.isdigit() and len(number) < 20:
         return int(number)
     given = f"{option}={short_repr(text)}" if option else repr(text)
     fix = "" if option else f", or --message-id {text}"
-    raise InvalidOption(
-        f"{given} is not {what}: give a number or VERSION:ROW{fix}",
-        option=option or what,
-        value=text,
-    )
+    raise WrongCall(f"{given} is not {what}: give a number or VERSION:ROW{fix}")
 
 
 class _OutputFormat(StrEnum):
@@ -156,14 +152,12 @@ class Invocation:
         return self.queue.group(str(name), create=False)
 
     def confirm(self, question: str) -> None:
-        """Ask before data is lost. Raise Exit for a no, InvalidOption without a terminal."""
+        """Ask before data is lost. Raise Exit for a no, WrongCall without a terminal."""
         if self.yes:
             return
         question = printable(question)
         if not sys.stdin.isatty():
-            raise InvalidOption(
-                f"{question} Nobody can answer here: give --yes", option="--yes", value=False
-            )
+            raise WrongCall(f"{question} Nobody can answer here: give --yes")
         if not typer.confirm(question, err=True):
             note("nothing was changed")
             raise typer.Exit(INTERRUPTED)

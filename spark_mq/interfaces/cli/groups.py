@@ -7,7 +7,6 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Final
 
-from spark_mq.errors import InvalidOption
 from spark_mq.interfaces.cli.command import (
     GROUP_ARGUMENT,
     Invocation,
@@ -17,7 +16,7 @@ from spark_mq.interfaces.cli.command import (
     parse_sequence,
     settings,
 )
-from spark_mq.interfaces.cli.output import Pages, Part, Rows, columns
+from spark_mq.interfaces.cli.output import Pages, Part, Rows, WrongCall, columns
 from spark_mq.interfaces.cli.queues import shown_settings
 from spark_mq.interfaces.cli.workers import worker_rows
 from spark_mq.ledger.settings import GroupSettings
@@ -80,11 +79,9 @@ def describe(
 
 def _require_lanes(queue: Queue) -> None:
     if not queue.settings.lanes:
-        raise InvalidOption(
+        raise WrongCall(
             f"{queue.path} has no lanes: lanes are fixed when a queue is created. "
-            f"Create a queue with {shell_command('queue', 'create', 'PATH', '--lanes', '64')}.",
-            option="queue",
-            value=queue.path,
+            f"Create a queue with {shell_command('queue', 'create', 'PATH', '--lanes', '64')}."
         )
 
 
@@ -130,10 +127,8 @@ def configure(
     its position.
     """
     if start is not None and not create:
-        raise InvalidOption(
-            "--start is for a new group: give --create, or move the group with group seek",
-            option="--start",
-            value=start,
+        raise WrongCall(
+            "--start is for a new group: give --create, or move the group with group seek"
         )
     row: dict[str, Any] = {"group": str(ctx.group_name)}
     if create:
@@ -210,15 +205,11 @@ def resolve(
         "key": key or None,
     }
     if blocked and (any(names.values()) or force or reason):
-        raise InvalidOption(
-            "--blocked names its messages itself: leave out other names, --force and --reason",
-            option="--blocked",
-            value=True,
+        raise WrongCall(
+            "--blocked names its messages itself: leave out other names, --force and --reason"
         )
     if reason is not None and to is _Resolution.retry:
-        raise InvalidOption(
-            "--reason is for --to discard and --to dead_letter", option="--reason", value=reason
-        )
+        raise WrongCall("--reason is for --to discard and --to dead_letter")
     group = ctx.group
     if to is not _Resolution.retry:
         which = "the messages that block" if blocked else "these messages of"

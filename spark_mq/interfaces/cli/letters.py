@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 
 import typer
 
-from spark_mq.errors import InvalidOption
 from spark_mq.inspect import Failure
 from spark_mq.interfaces.cli.command import (
     QUEUE,
@@ -31,6 +30,7 @@ from spark_mq.interfaces.cli.output import (
     NOT_FOUND,
     OK,
     Rows,
+    WrongCall,
     columns,
     complain,
     note,
@@ -78,10 +78,8 @@ def list_letters(
     check_sql("--where", where)
     given = [choice for choice in (letter, message_id, where) if choice is not None]
     if len(given) > 1:
-        raise InvalidOption(
-            "dlq list takes one choice of letters: give a LETTER, --message-id or --where",
-            option="letter",
-            value=letter,
+        raise WrongCall(
+            "dlq list takes one choice of letters: give a LETTER, --message-id or --where"
         )
     if letter is not None:
         number = parse_sequence(letter, "a dead letter")

@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import typer
 
-from spark_mq.errors import InvalidOption
 from spark_mq.group import ConsumerGroup
 from spark_mq.inspect.peek import PeekedMessage
 from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_sequence
-from spark_mq.interfaces.cli.output import NOT_FOUND, Pages, Rows, columns, complain
+from spark_mq.interfaces.cli.output import NOT_FOUND, Pages, Rows, WrongCall, columns, complain
 from spark_mq.queue import Queue
 from spark_mq.util.clock import SECOND
 from spark_mq.util.show import show_age, show_name, show_time, show_value
@@ -60,11 +59,7 @@ def peek(
 ) -> Rows | Pages:
     """Show messages without leasing them."""
     if state is not None and group is None:
-        raise InvalidOption(
-            f"--state {state} needs --group: a state belongs to a group",
-            option="--state",
-            value=state,
-        )
+        raise WrongCall(f"--state {state} needs --group: a state belongs to a group")
     start = None
     if after is not None and not (follow and after == "earliest"):
         start = parse_sequence(after, option="--after")
@@ -135,12 +130,10 @@ def trace(
     """Show a message's life, and its state or outcome, worker and lease by group."""
     named = message_id is not None or key is not None
     if (sequence is None) is not named:
-        raise InvalidOption(
+        raise WrongCall(
             "trace has no message: give a sequence, --message-id or --key"
             if sequence is None
-            else "trace takes one kind of name: give a sequence, or --message-id and --key",
-            option="sequence",
-            value=sequence,
+            else "trace takes one kind of name: give a sequence, or --message-id and --key"
         )
     sequences: Sequence[int]
     if sequence is not None:

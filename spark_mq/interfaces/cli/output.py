@@ -27,6 +27,7 @@ from spark_mq.errors import (
     NotAQueue,
     QueueNotFound,
     ScheduleNotFound,
+    SparkMQError,
     StorageError,
     UnsupportedTable,
     shorten,
@@ -52,8 +53,13 @@ NOT_FOUND: Final = 3  # there is no such queue, group, schedule or message
 STORE: Final = 4  # the store failed, or a table is damaged
 INTERRUPTED: Final = 130  # Ctrl-C, or no to a question
 
+
+class WrongCall(SparkMQError):
+    """Raised if the arguments of a command are wrong, or don't fit together."""
+
+
 _NOT_FOUND: Final = (QueueNotFound, NotAQueue, GroupNotFound, ScheduleNotFound)
-_USAGE: Final = (InvalidOption, InvalidSchema)
+_USAGE: Final = (InvalidOption, InvalidSchema, WrongCall)
 _STORE: Final = (StorageError, CorruptLog, UnsupportedTable, ContentionTimeout)
 
 Column = tuple[str, str]  # the heading, and the name of the value in a row

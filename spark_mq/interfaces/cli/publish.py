@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from spark_mq.errors import InvalidOption, InvalidPayload, SparkMQError
+from spark_mq.errors import InvalidPayload, SparkMQError
 from spark_mq.interfaces.cli.command import Invocation, argument, command, option, parse_pairs
-from spark_mq.interfaces.cli.output import Pages, Rows, columns, track
+from spark_mq.interfaces.cli.output import Pages, Rows, WrongCall, columns, track
 from spark_mq.message import Json, Message
 from spark_mq.operations.schedules import ScheduleInfo
 from spark_mq.util.show import show_count, show_duration
@@ -83,11 +83,9 @@ def publish(
     """
     lines = _Format(raw, envelope, key_field, id_field, dedup_field, priority)
     if raw and (envelope or key_field or id_field or dedup_field):
-        raise InvalidOption(
+        raise WrongCall(
             "--raw lines have no fields: leave out --envelope, --key-field, --id-field and "
-            "--dedup-field",
-            option="--raw",
-            value=True,
+            "--dedup-field"
         )
     queue = ctx.queue
     done = published = duplicates = 0
@@ -134,10 +132,8 @@ def _inputs(names: list[str]) -> Iterator[Sequence[tuple[str, BinaryIO]]]:
             try:
                 opened.append((name, stack.enter_context(Path(name).open("rb"))))
             except OSError as error:
-                raise InvalidOption(
-                    f"{name} cannot be read: {error.strerror}. Give files of lines, or - for stdin",
-                    option="files",
-                    value=name,
+                raise WrongCall(
+                    f"{name} cannot be read: {error.strerror}. Give files of lines, or - for stdin"
                 ) from error
         yield opened
 
@@ -230,8 +226,8 @@ def _field(data: Any, name: str | None, where: str) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _bad_line(where: str, problem: str) -> InvalidOption:
-    return InvalidOption(f"line {where} {problem}", option="files", value=where)
+def _bad_line(where: str, problem: str) -> WrongCall:
+    return WrongCall(f"line {where} {problem}")
 
 
 @command("schedule list")

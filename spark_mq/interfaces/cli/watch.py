@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from spark_mq.delta.object_store import absolute_path
-from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.errors import SparkMQError
 from spark_mq.inspect import THROUGHPUT_SCHEMA, Problem, QueueOverview
 from spark_mq.inspect.health import HealthLimits, check_health
 from spark_mq.interfaces.cli.command import NOTHING, Invocation, argument, command, option
-from spark_mq.interfaces.cli.output import FAILED, OK, Rows, columns
+from spark_mq.interfaces.cli.output import FAILED, OK, Rows, WrongCall, columns
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.ledger.breaker import CLOSED
 from spark_mq.ledger.stats import GroupStats
@@ -164,10 +164,8 @@ def web(
         name = (error.name or "").partition(".")[0]
         if name not in _WEB_PACKAGES:
             raise
-        raise InvalidOption(
-            f"the page needs {name}, which is not installed. Run: pip install 'spark-mq[web]'",
-            option="web",
-            value=None,
+        raise WrongCall(
+            f"the page needs {name}, which is not installed. Run: pip install 'spark-mq[web]'"
         ) from error
     access = Access(
         password=os.environ.get("SPARK_MQ_WEB_PASSWORD") or None,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from spark_mq.errors import InvalidOption, SparkMQError
+from spark_mq.errors import SparkMQError
 from spark_mq.group import ConsumerGroup
 from spark_mq.interfaces.cli.command import (
     GROUP,
@@ -28,6 +28,7 @@ from spark_mq.interfaces.cli.output import (
     Left,
     Pages,
     Rows,
+    WrongCall,
     columns,
     complain,
     note,
@@ -300,13 +301,9 @@ def _plain(report: ReplayReport) -> dict[str, Any]:
 
 
 def _check_folder(rows: Path | None) -> None:
-    """Raise InvalidOption before the work if its result could not be written."""
+    """Raise WrongCall before the work if its result could not be written."""
     if rows is not None and not rows.absolute().parent.is_dir():
-        raise InvalidOption(
-            f"--rows {rows} is in no folder: create {rows.parent} first",
-            option="--rows",
-            value=str(rows),
-        )
+        raise WrongCall(f"--rows {rows} is in no folder: create {rows.parent} first")
 
 
 def _write(report: ReplayReport, rows: Path) -> None:
