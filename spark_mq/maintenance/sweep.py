@@ -178,24 +178,15 @@ class _ChoreRunner:
             raise self._failed[0]
 
 
-def clean_messages(
-    context: QueueContext, keep_versions: int | None = None, keep_seconds: float | None = None
-) -> int:
+def clean_messages(context: QueueContext) -> int:
     """Clean the logs of ``messages/`` and ``commits/``, dedup ids and leftovers. Count files."""
-    with wrap_store_errors(context.path, "cleaning"):
-        cleaned = context.messages.clean_ids() + context.messages.clean_leftovers()
-        return cleaned + context.messages.clean(keep_versions, keep_seconds)
+    messages = context.messages
+    return messages.clean_ids() + messages.clean_leftovers() + messages.clean()
 
 
-def clean_ledgers(
-    context: QueueContext,
-    archived: int,
-    keep_versions: int | None = None,
-    keep_seconds: float | None = None,
-) -> int:
+def clean_ledgers(context: QueueContext, archived: int) -> int:
     """Clean ``leases/``. Commits after `archived` stay. Return the file count."""
-    with wrap_store_errors(context.path, "cleaning"):
-        return context.ledgers.clean(keep_versions, keep_seconds, archived=archived)
+    return context.ledgers.clean(archived)
 
 
 def index_commits(context: QueueContext) -> int:

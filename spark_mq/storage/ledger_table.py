@@ -355,13 +355,11 @@ class LedgerTable:
         except OSError as error:
             _log.debug("%s of %s was not deleted: %s", file.path, self.path, error)
 
-    def clean(self, keep_versions: int | None, keep_seconds: float | None, *, archived: int) -> int:
-        """Delete old versions up to `archived`. None keeps the default. Return how many files."""
+    def clean(self, archived: int) -> int:
+        """Delete old versions up to `archived`. Return how many files."""
         with wrap_store_errors(self.path, "cleaning"):
             self.repair_files()
-            deleted = clean_ledger_table(
-                self.log, keep_versions, keep_seconds, archived=archived, secure=self._secure
-            )
+            deleted = clean_ledger_table(self.log, archived, self._secure)
             # Over a store each listing costs, and there the workers delete old heartbeats.
             beside = delete_old_heartbeats if self.files.is_local else delete_old_requests
             return deleted + beside(self.files)

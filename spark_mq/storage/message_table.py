@@ -227,9 +227,9 @@ class MessageTable(MessageLog):
         """Return the last version in ``commits/``, or -1, and its time in microseconds, or None."""
         return self.commits.progress()
 
-    def clean(self, keep_versions: int | None, keep_seconds: float | None) -> int:
+    def clean(self) -> int:
         with wrap_store_errors(self.path, "cleaning"):
-            return clean_message_tables(self.log, self.commits, keep_versions, keep_seconds)
+            return clean_message_tables(self.log, self.commits)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from spark_mq.delta.cleanup import FIND_ORPHANS, Keep, clean_table, delete_orpha
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState
-from spark_mq.delta.tables import Secure, checkpoint_if_due, write_checkpoint
+from spark_mq.delta.tables import Secure, checkpoint_if_due
 from spark_mq.errors import CommitConflict
 from spark_mq.ledger.data_files import FileList
 from spark_mq.parquet.writer import WrittenFile
@@ -55,16 +55,12 @@ _OWN: Final = re.compile(r"part-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.parqu
 _MAX_LISTED: Final = 10_000  # by one look
 
 
-def clean_message_tables(
-    log: DeltaLog, commits: CommitsTable, keep_versions: int | None, keep_seconds: float | None
-) -> int:
+def clean_message_tables(log: DeltaLog, commits: CommitsTable) -> int:
     """Delete commits of ``messages/`` that ``commits/`` has. Return the number of files."""
-    versions = MESSAGE_VERSIONS if keep_versions is None else keep_versions
-    seconds = MESSAGE_SECONDS if keep_seconds is None else keep_seconds
-    _checkpoint(log, now=keep_versions is not None)
+    checkpoint_if_due(log.store, log.state.version)
     index = commits.open()
-    covered = commits.up_to(index)
-    cleaned = clean_table(log, Keep(versions, seconds, covered), data_files=False)
+    keep = Keep(MESSAGE_VERSIONS, MESSAGE_SECONDS, commits.up_to(index))
+    cleaned = clean_table(log, keep, data_files=False)
     return cleaned if index is None else cleaned + commits.clean()
 
 
@@ -85,27 +81,11 @@ def _conflict_with_ids(state: TableState) -> Change:
     return Change(uuid.uuid4().hex, FIND_ORPHANS, txns=[(DEDUP_APP, state.txns[DEDUP_APP])])
 
 
-def clean_ledger_table(
-    log: DeltaLog,
-    keep_versions: int | None,
-    keep_seconds: float | None,
-    *,
-    archived: int,
-    secure: Secure | None,
-) -> int:
+def clean_ledger_table(log: DeltaLog, archived: int, secure: Secure | None) -> int:
     """Delete archived versions of ``leases/``. Return the number of files."""
-    versions = LEDGER_VERSIONS if keep_versions is None else keep_versions
-    kept = LEDGER_SECONDS if log.store.is_local else MESSAGE_SECONDS
-    seconds = kept if keep_seconds is None else keep_seconds
-    _checkpoint(log, now=keep_versions is not None, secure=secure)
-    return clean_table(log, Keep(versions, seconds, archived), data_files=True)
-
-
-def _checkpoint(log: DeltaLog, *, now: bool, secure: Secure | None = None) -> None:
-    if now:
-        write_checkpoint(log.store, secure)
-    else:
-        checkpoint_if_due(log.store, log.state.version, secure)
+    checkpoint_if_due(log.store, log.state.version, secure)
+    seconds = LEDGER_SECONDS if log.store.is_local else MESSAGE_SECONDS
+    return clean_table(log, Keep(LEDGER_VERSIONS, seconds, archived), data_files=True)
 
 
 def drop_files(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
-from support.handles import again, index_commits, lease, trim
+from support.handles import again, clean_messages, index_commits, lease, trim
 from support.having import having
 from support.limits import Limits
 from support.tables import context_of, ledgers_of, messages_of
@@ -152,7 +152,7 @@ def test_a_handle_that_was_asleep_takes_over_what_is_left(
     queue.publish("young")
     trim(queue)
     index_commits(queue)
-    assert messages_of(queue).clean(0, 0) > 0
+    assert clean_messages(queue) > 0
     assert asleep.stats()["published"] == 6
     assert asleep.stats()["latest_sequence"] == queue.stats()["latest_sequence"]
     assert [m.value for m in lease(asleep).messages] == [b"young"]
@@ -225,7 +225,7 @@ def test_the_index_is_written_down_in_batches(
     limits(index_batch=3)
     assert index_commits(queue) == messages_of(queue).log.refresh().version + 1
     assert messages_of(queue).commits.log.refresh().version > 2
-    assert messages_of(queue).clean(0, 0) > 0
+    assert clean_messages(queue) > 0
     found = again(queue)
     assert messages_of(found).index().files == whole.files
     assert found.last_producer_sequence("p") == 9

@@ -39,9 +39,9 @@ class Table:
             "history": history.log,
         }
         cleaners: dict[str, Callable[[], object]] = {
-            "leases": lambda: ledgers.clean(None, None, archived=EVERYTHING),
-            "messages": lambda: messages.clean(None, None),
-            "commits": lambda: messages.clean(None, None),
+            "leases": lambda: ledgers.clean(EVERYTHING),
+            "messages": messages.clean,
+            "commits": messages.clean,
             "history": lambda: history.archive(YEARS * 10**6),
         }
         self.queue, self.name = queue, name

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.handles import Injected, Killed, index_commits, lease, take_all, until
+from support.handles import Injected, Killed, clean_messages, index_commits, lease, take_all, until
 from support.marks import slow_but
 from support.tables import messages_of
 
@@ -222,7 +222,7 @@ def test_commits_of_before_a_cleaning_lose_no_message(tmp_path: Path) -> None:
     held = lease(queue, 50)
     index_commits(queue)
     # A thread writes the checkpoint at commit 100 or shortly after it.
-    assert messages_of(queue).clean(1, 0.0) >= 100
+    assert clean_messages(queue, 1) >= 100
     shutil.rmtree(tmp_path / "queue" / "commits")
     shutil.copytree(tmp_path / "commits", tmp_path / "queue" / "commits")
     queue = late(tmp_path / "queue")

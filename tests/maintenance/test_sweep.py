@@ -35,7 +35,7 @@ from support.handles import (
     trimmable,
 )
 from support.having import having
-from support.limits import Limits
+from support.limits import Limits, keeping
 from support.tables import (
     context_of,
     group_ledger_of,
@@ -450,7 +450,8 @@ def cycle(queue: Queue, times: int, group: str = "default") -> None:
 
 def clean(queue: Queue, keep_versions: int, keep_seconds: float | None) -> int:
     """Clean the ledgers' table alone. All of it may go, archived or not."""
-    return ledgers_of(queue).clean(keep_versions, keep_seconds, archived=2**62)
+    with keeping(keep_versions, keep_seconds):
+        return ledgers_of(queue).clean(2**62)
 
 
 def loadable(queue: Queue) -> list[int]:

@@ -15,7 +15,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore
-from support.handles import Injected, Killed, again, die, housekeep, index_commits, lease, on_commit
+from support.handles import (
+    Injected,
+    Killed,
+    again,
+    clean_messages,
+    die,
+    housekeep,
+    index_commits,
+    lease,
+    on_commit,
+)
 from support.limits import Limits
 from support.tables import add_values, checkpoint, messages_of
 
@@ -48,15 +58,10 @@ def data_files(queue: Queue) -> set[str]:
     return {str(path) for path in Path(messages_of(queue).path).rglob("part-*.parquet")}
 
 
-def clean(queue: Queue) -> int:
-    """Cleans the log of messages/ of all that may go, without the usual patience."""
-    return messages_of(queue).clean(0, 0)
-
-
 def index_and_clean(queue: Queue) -> None:
     """Nothing of the log but its last commit is left."""
     index_commits(queue)
-    assert clean(queue) > 0
+    assert clean_messages(queue) > 0
     assert json_versions(queue) == [messages_of(queue).log.refresh().version]
 
 
@@ -332,17 +337,17 @@ def test_cleaning_takes_nothing_that_is_not_written_down(queue: Queue) -> None:
     index_commits(queue)
     for value in "cd":
         queue.publish(value)
-    assert clean(queue) == 0, "no checkpoint lies low enough"
+    assert clean_messages(queue) == 0, "no checkpoint lies low enough"
     assert json_versions(queue) == [0, 1, 2, 3, 4]
     index_commits(queue)
-    assert clean(queue) > 0
+    assert clean_messages(queue) > 0
     assert again(queue).stats()["published"] == 4
 
 
 def test_a_queue_that_was_never_indexed_is_not_cleaned(queue: Queue) -> None:
     for value in "abc":
         queue.publish(value)
-    assert clean(queue) == 0
+    assert clean_messages(queue) == 0
     assert json_versions(queue) == [0, 1, 2, 3]
 
 
@@ -351,8 +356,8 @@ def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> Non
         queue.publish(value)
         checkpoint(messages_of(queue))
     index_commits(queue)
-    assert messages_of(queue).clean(0, 3600) == 0
-    messages_of(queue).clean(2, 0)
+    assert clean_messages(queue, 0, 3600) == 0
+    clean_messages(queue, 2)
     assert json_versions(queue) == [4, 5, 6]
     for version in (4, 5, 6):
         assert (
@@ -370,7 +375,7 @@ def test_an_incomplete_checkpoint_frees_no_commit(queue: Queue) -> None:
     for version in (3, 4):  # another engine was killed before it wrote the second part
         whole = log / f"{version:020}.checkpoint.parquet"
         whole.rename(log / f"{version:020}.checkpoint.0000000001.0000000002.parquet")
-    messages_of(queue).clean(2, 0)
+    clean_messages(queue, 2)
     assert json_versions(queue) == [2, 3, 4, 5, 6]
     versions = [DeltaTable(messages_of(queue).path, version=version) for version in (4, 5, 6)]
     assert [table.to_pyarrow_table().num_rows for table in versions] == [4, 5, 6]
@@ -400,9 +405,9 @@ def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
             Injected(messages_of(queue).files.delete, after=die, at=at),
         )
         with pytest.raises(Killed):
-            clean(queue)
+            clean_messages(queue)
     assert again(queue).stats()["published"] == 5
-    clean(again(queue))
+    clean_messages(again(queue))
     assert json_versions(queue) == [5]
     assert again(queue).stats()["published"] == 5
 
@@ -547,7 +552,7 @@ def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) 
     folder = Path(messages_of(queue).path, "_delta_log")
     (folder / f"{1:020d}.crc").write_text("{}")
     index_commits(queue)
-    clean(queue)
+    clean_messages(queue)
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
@@ -568,7 +573,7 @@ def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(
 
     injected = Injected(tables.encode_checkpoint, before=meanwhile)
     monkeypatch.setattr(tables, "encode_checkpoint", injected)
-    assert clean(queue) <= 1, "at most the checkpoint that was overtaken"
+    assert clean_messages(queue) <= 1, "at most the checkpoint that was overtaken"
     assert injected.calls == 1
     assert counted(queue) == counted(again(queue)) == [1, 2, 3]
 
@@ -605,7 +610,7 @@ def _sweep(path: str, stop: Any) -> int:
     while not stop.is_set():
         queue = Queue.open(path)
         index_commits(queue)
-        clean(queue)
+        clean_messages(queue)
         done += 1
     return done
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.handles import again, history, lease
-from support.limits import Limits
+from support.limits import Limits, keeping
 from support.readers import reads_beside_a_writer
 from support.tables import ledgers_of
 
@@ -296,7 +296,8 @@ def test_a_checkpoint_names_only_files_that_are_there(
 ) -> None:
     path, data = damaged(queue, damage)
     table = ledgers_of(again(queue))
-    table.clean(0, 0.0, archived=table.version())
+    with keeping(0, 0.0):
+        table.clean(table.version())
     assert path.read_bytes() == data
 
 

@@ -23,7 +23,8 @@ from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
 from spark_mq.util import failures
 from spark_mq.util.clock import system_clock
-from support.tables import context_of, group_ledger_of
+from support.limits import keeping
+from support.tables import context_of, group_ledger_of, messages_of
 
 
 class Killed(BaseException):
@@ -164,10 +165,16 @@ def housekeep(
     queue: Queue, keep_versions: int | None = None, keep_seconds: float | None = None
 ) -> int:
     """Archive ledger commits, then clean the tables. Return the number of deleted files."""
-    kept, context = (keep_versions, keep_seconds), context_of(queue)
+    context = context_of(queue)
     archived = sweep_of.archive_history(context).up_to
-    cleaned = sweep_of.clean_messages(context, *kept)
-    return cleaned + sweep_of.clean_ledgers(context, archived, *kept)
+    with keeping(keep_versions, keep_seconds):
+        return sweep_of.clean_messages(context) + sweep_of.clean_ledgers(context, archived)
+
+
+def clean_messages(queue: Queue, keep_versions: int = 0, keep_seconds: float = 0.0) -> int:
+    """Clean the log of messages/ alone. Return the number of deleted files."""
+    with keeping(keep_versions, keep_seconds):
+        return messages_of(queue).clean()
 
 
 def expire(queue: Queue) -> int:

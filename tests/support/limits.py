@@ -5,13 +5,14 @@ Only this module knows where they stand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from spark_mq.util.validation import SHORTEST
 
-__all__ = ["Limits", "limits", "short_leases"]
+__all__ = ["Limits", "keeping", "limits", "short_leases"]
 
 Limits = Callable[..., None]
 
@@ -38,6 +39,7 @@ PLACES = {
     "history_files": "storage.history_table.HistoryTable.small_files",
     "index_batch": "storage.commits_table.BATCH_FILES",
     "index_files": "storage.commits_table.CommitsTable.small_files",
+    "ledger_seconds": "storage.table_cleanup.LEDGER_SECONDS",
     "ledger_versions": "storage.table_cleanup.LEDGER_VERSIONS",
     "leftover_look": "storage.table_cleanup.LOOK_SECONDS",
     "leftovers": "storage.table_cleanup._MAX_LISTED",
@@ -45,6 +47,8 @@ PLACES = {
     "line_patience": "storage.local_turn.PATIENCE_SECONDS",
     "line_poll": "storage.local_turn.POLL_SECONDS",
     "looks_a_try": "operations.acquire.LOOKS_A_TRY",
+    "message_seconds": "storage.table_cleanup.MESSAGE_SECONDS",
+    "message_versions": "storage.table_cleanup.MESSAGE_VERSIONS",
     "name_bytes": "storage.delegated_commands.MAX_NAME_BYTES",
     "offer_seconds": "util.fair_lock.TURN_SECONDS",
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",
@@ -83,6 +87,23 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
             monkeypatch.setattr(f"spark_mq.{PLACES[name]}", value)
 
     return set_limits
+
+
+@contextmanager
+def keeping(versions: int | None, seconds: float | None) -> Iterator[None]:
+    """Let cleanings in the block keep no more than this. None leaves a limit as it is.
+
+    With `versions`, each of them writes a checkpoint first, after which old versions may go.
+    """
+    wanted: dict[str, float] = {}
+    if versions is not None:
+        wanted |= {"sweep_interval": 0, "message_versions": versions, "ledger_versions": versions}
+    if seconds is not None:
+        wanted |= {"message_seconds": seconds, "ledger_seconds": seconds}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in wanted.items():
+            patch.setattr(f"spark_mq.{PLACES[name]}", value)
+        yield
 
 
 @pytest.fixture
