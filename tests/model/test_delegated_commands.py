@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule
-from support.marks import slow
 from support.rule_variants import Variant, returns, then
 
 from spark_mq.errors import CommitConflict
@@ -196,8 +195,8 @@ TestLeaders.settings = settings(
     ("name", "variant"),
     [
         ("DelegationTurn._known_after", returns(-1)),
-        slow("CommitTurn._read_note", returns(None)),
-        slow("CommitTurn.not_run", then(lambda new, a: a.requests)),
+        ("CommitTurn._read_note", returns(None)),
+        ("CommitTurn.not_run", then(lambda new, a: a.requests)),
     ],
 )
 def test_no_rule_can_be_missed(name: str, variant: Variant) -> None:

@@ -19,7 +19,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from support.limits import Limits
-from support.marks import slow
 from support.rule_variants import Variant, instead, returns, then
 
 from spark_mq.errors import CommitConflict
@@ -257,15 +256,15 @@ TestLine.settings = settings(
     [
         # A holder that died after its commit, or was passed, and a commit that lost a race.
         ("LocalTurn.not_run", then(lambda new, a: a.requests), "ran"),
-        slow("CommitTurn._read_note", returns(None), "ran"),
+        ("CommitTurn._read_note", returns(None), "ran"),
         # A reader that follows one group, and knows no commit to several.
-        slow(
+        (
             "CommitTurn._read_note",
             instead(lambda right, a: None if LEDGERS in a.note else right(**vars(a))),
             "ran",
         ),
         # A conflict check that looks at the first group of a commit.
-        slow(
+        (
             "Commit.conflict_with",
             instead(
                 lambda right, a: right(
@@ -280,11 +279,11 @@ TestLine.settings = settings(
             "ran|lost",
         ),
         # A frozen holder runs the request of a writer that has passed it.
-        slow("CommitTurn.own_outcome", returns({}), "ran"),
+        ("CommitTurn.own_outcome", returns({}), "ran"),
         # A writer that takes the line although a commit ran its commands.
-        slow("CommitTurn.outcome", returns(None), "ran"),
+        ("CommitTurn.outcome", returns(None), "ran"),
         # A writer that died while it waited.
-        slow(
+        (
             "local_turn:_lock",
             instead(lambda right, a: a.kind is None and right(**vars(a))),
             "dead",
