@@ -224,8 +224,7 @@ def _stats_of(name: str, digest: _Digest, index: MessageIndex, now: int) -> Grou
         return None
     start, happened = digest.start_sequence, dict(digest.happened)
     sums = with_unread(digest.sums, start, index, now, digest.settings, group=name)
-    if (late := sums.pop(LATE, None)) is not None:
-        sums[READY] = late.joined(sums.get(READY, StateSum()))
+    if (late := sums.get(LATE)) is not None:
         happened["lease_expired"] = happened.get("lease_expired", 0) + late.messages
     filtered = digest.settings.filter is not None
     facts = GroupFacts(

@@ -6,8 +6,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from operator import eq, itemgetter
-from typing import Any, Final, overload
+from operator import itemgetter
+from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.util.validation import is_message, plain_number, plain_values, short_repr
@@ -17,44 +17,6 @@ Interval = tuple[int, int]
 _MAX_SHOWN: Final = 40  # characters of a value that isn't a sequence
 _last_of: Final = itemgetter(1)
 MAX_FORMATTED: Final = 200  # intervals that a text shows
-
-
-class SequenceRange(Sequence[int]):
-    """Consecutive sequences, as a ``range`` that equals a list."""
-
-    __slots__ = ("_range",)
-
-    def __init__(self, sequences: range | SequenceRange) -> None:
-        self._range: range = sequences._range if isinstance(sequences, SequenceRange) else sequences
-
-    def __repr__(self) -> str:
-        return f"SequenceRange({self._range!r})"
-
-    def __len__(self) -> int:
-        return len(self._range)
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> SequenceRange: ...
-
-    def __getitem__(self, at: int | slice) -> int | SequenceRange:
-        part = self._range[at]
-        return SequenceRange(part) if isinstance(part, range) else part
-
-    def __contains__(self, value: object) -> bool:
-        return value in self._range
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, SequenceRange | range):
-            return self._range == SequenceRange(other)._range
-        if isinstance(other, list):
-            return len(self) == len(other) and all(map(eq, self._range, other))
-        return NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._range)
 
 
 def format_intervals(intervals: Sequence[Interval]) -> str:
@@ -80,8 +42,6 @@ def from_sequences(sequences: Any) -> list[Interval]:
             option="sequences",
             value=sequences,
         )
-    if isinstance(sequences, SequenceRange):
-        sequences = sequences._range
     if isinstance(sequences, range) and abs(sequences.step) == 1:
         ends = [_checked(sequences[at]) for at in (0, -1)] if sequences else []
         return [(min(ends), max(ends))] if ends else []

@@ -6,7 +6,7 @@ a transfer id, copies them, and settles them. Only that id gives the right to se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +25,8 @@ from spark_mq.ledger.ranges import (
     Ledger,
     Range,
 )
-from spark_mq.ledger.schedule import EXPIRED, LATER, split_by_time, unread_range
+from spark_mq.ledger.schedule import EXPIRED, LATER, split_by_time
+from spark_mq.ledger.states import UNSETTLED
 from spark_mq.ledger.transitions import (
     REQUESTED,
     counted_from_zero,
@@ -88,14 +89,17 @@ class Intervene(Command[Intervention]):
 
     def _changed(self, ledger: Ledger, view: View) -> tuple[Ledger, Intervention]:
         index, now, how, wanted = view.log, view.now, self.how, normalise(self.intervals)
-        if held := list(_held(ledger, index, wanted, self.force)):
+        pieces = list(LedgerEditor(ledger).cut(wanted, index, (UNREAD, *UNSETTLED)))
+        if held := [(r.first, r.last, _holder(r)) for r in pieces if self._is_held(r)]:
             return ledger, Intervention(held=held)
-        if how == RETRY_NOW and (expired := list(_expired(ledger, index, wanted, now))):
-            return ledger, Intervention(expired=expired)
+        unread = wanted
+        if how == RETRY_NOW:
+            unread, expired = _not_due(pieces, index, now)
+            if expired:
+                return ledger, Intervention(expired=expired)
         change = _Change(self, view, ledger)
         for piece in change.editor.cut(wanted, index, _IN_LEDGER):
             change.apply(piece)
-        unread = wanted if how != RETRY_NOW else _delayed_unread(ledger, index, wanted, now)
         for piece in change.editor.cut(unread, index, (UNREAD,)):
             change.apply(piece)
         if not change.done.changed:
@@ -106,37 +110,30 @@ class Intervene(Command[Intervention]):
                 after, _ = return_behind(after, index, now, lease_id)
         return after, change.done
 
-
-def _held(
-    ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], force: bool
-) -> Iterator[tuple[int, int, str]]:
-    """Yield the messages that must not change, and their holders."""
-    kept = (TRANSFERRING,) if force else (TRANSFERRING, LEASED)
-    for piece in LedgerEditor(ledger).cut(wanted, index, kept):
-        who = f"lease {piece.lease_id} of {piece.worker} holds it"
-        if piece.state == TRANSFERRING:
-            who = "a sweep or redrive copies it"
-        yield piece.first, piece.last, who
+    def _is_held(self, r: Range) -> bool:
+        return r.state == TRANSFERRING or (r.state == LEASED and not self.force)
 
 
-def _expired(
-    ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], now: int
-) -> Iterator[Interval]:
-    """Yield the messages that are not due, and that would expire again at once."""
-    for piece in LedgerEditor(ledger).cut(wanted, index, _IN_LEDGER):
-        if piece.state != AVAILABLE or (piece.available_at or 0) > now:
-            for when, part in split_by_time(piece, index, now, now):
-                if when == EXPIRED:
-                    yield part.first, part.last
+def _holder(r: Range) -> str:
+    if r.state == TRANSFERRING:
+        return "a sweep or redrive copies it"
+    return f"lease {r.lease_id} of {r.worker} holds it"
 
 
-def _delayed_unread(
-    ledger: Ledger, index: MessageIndex, wanted: Sequence[Interval], now: int
-) -> list[Interval]:
-    unread = unread_range(ledger, index)
-    pieces = unread.within(wanted, index) if unread else []
-    split = (timed for piece in pieces for timed in split_by_time(piece, index, now, now))
-    return [(r.first, r.last) for when, r in split if when == LATER]
+def _not_due(
+    pieces: Sequence[Range], index: MessageIndex, now: int
+) -> tuple[list[Interval], list[Interval]]:
+    """Return the unread messages that are due later, and the others that would expire at once."""
+    later, expired = list[Interval](), list[Interval]()
+    for r in pieces:
+        if r.state == AVAILABLE and (r.available_at or 0) <= now:
+            continue
+        for when, part in split_by_time(r, index, now, now):
+            if when == LATER and r.state == UNREAD:
+                later.append((part.first, part.last))
+            elif when == EXPIRED and r.state != UNREAD:
+                expired.append((part.first, part.last))
+    return later, expired
 
 
 class _Change:

@@ -16,7 +16,7 @@ from spark_mq.ledger.ranges import BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING,
 from spark_mq.ledger.schedule import split_due
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.ledger.states import DELAYED, READY
-from spark_mq.ledger.walk import StateSum, oldest_due, sum_states, walk_unread
+from spark_mq.ledger.walk import LATE, StateSum, oldest_due, sum_states, walk_unread
 from spark_mq.util.records import Record, with_attributes
 from spark_mq.util.show import show_count
 
@@ -67,7 +67,7 @@ class GroupFacts:
     """What the figures of a group are made of: its messages summed up by state, and its header."""
 
     sums: Mapping[str, StateSum]
-    """By state of STATE_NAMES, and EXPIRED for what is past its ``expires_at`` and still unread."""
+    """By state of STATE_NAMES, LATE, and EXPIRED for what is past its ``expires_at`` and unread."""
     counters: Mapping[str, int]
     start_sequence: int
     index: MessageIndex
@@ -195,9 +195,11 @@ class GroupStats(Record):
     Messages of a lease past its deadline count as ready.
     """
 
-    ready: int = _in_state(
-        READY,
+    ready: int = figure(
+        lambda facts: facts.sum(READY).messages + facts.sum(LATE).messages,
         "Due now: unread ones, and available ones whose time has come.",
+        metric=MESSAGES,
+        label=READY,
         heading="READY",
         progress=True,
     )

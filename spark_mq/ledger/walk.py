@@ -186,23 +186,6 @@ class StateSum(NamedTuple):
     delivery_count: int = 0  # the highest
     suspect: bool = False  # whether some are suspects
 
-    def joined(self, other: StateSum) -> StateSum:
-        return StateSum(
-            self.messages + other.messages,
-            self.ranges + other.ranges,
-            _least(self.first, other.first),
-            max((last for last in (self.last, other.last) if last is not None), default=None),
-            _least(self.leased_at, other.leased_at),
-            _least(self.expires_at, other.expires_at),
-            _least(self.available_at, other.available_at),
-            max(self.delivery_count, other.delivery_count),
-            self.suspect or other.suspect,
-        )
-
-
-def _least(*given: int | None) -> int | None:
-    return min((value for value in given if value is not None), default=None)
-
 
 def sum_states(
     rows: pa.Table, now: int, groups: pa.Array | None = None, skews: Sequence[int] = ()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import DuplicatePublish, InvalidOption, ProducerFenced, StorageError
-from spark_mq.ledger.intervals import MAX_REPLACED_BYTES, SequenceRange, encode_replaced
+from spark_mq.ledger.intervals import MAX_REPLACED_BYTES, encode_replaced
 from spark_mq.ledger.message_index import sequence
 from spark_mq.ledger.walk import AskHeld
 from spark_mq.parquet.writer import WrittenFile, discard_files, write_file
@@ -182,8 +182,7 @@ class PublishReceipt:
     """The receipt of a publish.
 
     ``version`` is the version of ``messages/``. ``sequences`` are in the order of the given
-    messages. They behave as a ``range`` and equal a list of the same numbers. In a queue with lanes
-    or priorities, they are such a list.
+    messages: a ``range``, or a list in a queue with lanes or priorities.
 
     ``duplicate`` means that the call published nothing, because its number or a higher one had
     landed before (``on_duplicate="skip"``), or all of its dedup ids had. For the producer's latest
@@ -268,10 +267,6 @@ class PublishReceipt:
 
     def _fresh(self, position: int) -> int:
         return self.sequences[position - bisect_left(self.duplicates, position)]
-
-    def __post_init__(self) -> None:
-        if isinstance(self.sequences, range):
-            object.__setattr__(self, "sequences", SequenceRange(self.sequences))
 
 
 class _Sequences(list[int]):

@@ -19,7 +19,7 @@ def test_an_empty_list_publishes_nothing(queue: Queue, nothing: Any) -> None:
     before = queue.stats()
     receipt = queue.publish(nothing, deliver_at="5s")
     assert (receipt.published, receipt.version, receipt.duplicate) == (0, None, False)
-    assert receipt.sequences == []
+    assert list(receipt.sequences) == []
     assert queue.stats() == before, "no commit"
     assert queue.publish(["b", "c"]).published == 2
 

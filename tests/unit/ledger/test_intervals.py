@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from itertools import pairwise
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.intervals import SequenceRange, from_sequences, normalise, subtract
+from spark_mq.ledger.intervals import from_sequences, normalise, subtract
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(
     lambda pair: (pair[0], pair[0] + pair[1])
@@ -55,7 +54,6 @@ def test_sequences_become_intervals(sequences):
 def test_a_range_becomes_the_intervals_of_its_list(start, stop, step):
     given = range(start, stop, step)
     assert from_sequences(given) == from_sequences(list(given))
-    assert from_sequences(SequenceRange(given)) == from_sequences(list(given))
 
 
 def test_a_range_is_not_iterated():
@@ -66,18 +64,6 @@ def test_a_range_is_not_iterated():
         with pytest.raises(InvalidOption, match="not a sequence") as caught:
             from_sequences(wrong)
         assert caught.value.data == {"option": "sequences", "value": value}
-
-
-def test_consecutive_sequences_equal_a_list_and_a_range():
-    three = SequenceRange(range(4, 7))
-    assert three == [4, 5, 6] == three
-    assert three == range(4, 7) == three
-    assert hash(three) == hash(range(4, 7))
-    assert three not in ([4, 5], [4, 5, 7], [4, 5, "6"], (4, 5, 6), range(4, 8), None)
-    assert (three[0], three[-1], three[1:] == [5, 6], 5 in three, 9 in three) == (
-        4, 6, True, True, False,
-    )  # fmt: skip
-    assert pickle.loads(pickle.dumps(three)) == three
 
 
 def test_neighbours_join_and_gaps_stay():
