@@ -175,7 +175,6 @@ def test_pages_are_as_they_were_approved(
     given = {
         "copy": shop.find(message_id="id-bad")[0],
         "letter": shop.newest_dead_letters(1)["dead_letter_sequence"][0].as_py(),
-        "lane": keyed.group("billing").lanes(1)[0].lane,
     }
     for address in PAGES:
         answer = client.get(address.format(**given))

@@ -5,19 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
-from spark_mq.interfaces.web.message_pages import (
-    MESSAGE_CHANGES,
-    MessageChange,
-    change_message,
-    limit_of,
-    sequence_of,
-    standing_of,
-    trial,
-)
+from spark_mq.group import ConsumerGroup
+from spark_mq.interfaces.web.message_pages import limit_of, sequence_of, trial
 from spark_mq.interfaces.web.view import LETTER_FIELDS, TABS, Forbidden, View, href, render
 from spark_mq.ledger.settings import GroupSettings
 from spark_mq.maintenance.condition import LetterFilter
@@ -145,15 +137,17 @@ def _required(view: View, name: str, hint: str) -> str:
     return text
 
 
-def _of_message(do: str, offer: MessageChange) -> _Action:
-    return _Action(
-        offer.question,
-        offer.verb,
-        partial(change_message, do=do),
-        standing_of,
-        loses=lambda _: offer.loses,
-        then="message",
-    )
+def _standing(view: View) -> Mapping[str, Any]:
+    """Return how the message stands in the group, or None if the group does not know it."""
+    group, positions = view.group()[0].name, view.queue.locate(sequence_of(view))
+    return {"standing": next((position for position in positions if position.group == group), None)}
+
+
+def _change_message(view: View, change: Callable[..., int], **given: Any) -> Mapping[str, int]:
+    """Return the sequence, and the number of changed messages."""
+    group, sequence = view.group()[0], sequence_of(view)
+    changed = change(group, sequence, force=view.text("force") is not None, by=view.user, **given)
+    return {"sequence": sequence, "changed": changed}
 
 
 _ACTIONS: Final[Mapping[str, _Action]] = {
@@ -200,7 +194,28 @@ _ACTIONS: Final[Mapping[str, _Action]] = {
         lambda view: view.group()[0].unblock("drop"),
         loses=lambda _: True,
     ),
-    **{do: _of_message(do, change_of_message) for do, change_of_message in MESSAGE_CHANGES.items()},
+    "retry-message": _Action(
+        "Deliver message {message} to group {group} now?",
+        "Retry now",
+        lambda view: _change_message(view, ConsumerGroup.retry_now),
+        _standing,
+        then="message",
+    ),
+    "discard-message": _Action(
+        "Discard message {message} in group {group}? No worker of the group gets it again.",
+        "Discard",
+        lambda view: _change_message(view, ConsumerGroup.discard, reason=view.text("reason")),
+        _standing,
+        loses=lambda _: True,
+        then="message",
+    ),
+    "dead_letter-message": _Action(
+        "Make message {message} dead in group {group}? The next sweep makes it a dead letter.",
+        "Dead-letter",
+        lambda view: _change_message(view, ConsumerGroup.dead_letter, reason=view.text("reason")),
+        _standing,
+        then="message",
+    ),
     "pause-schedule": _Action(
         "Publish no message of schedule {schedule} until it is resumed? Its instants are skipped.",
         "Pause",

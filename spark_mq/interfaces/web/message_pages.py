@@ -25,6 +25,11 @@ COUNTED: Final = 10_000  # the newest letters, which the page groups by failure
 MAX_FAILURES: Final = 100
 MAX_REDRIVE: Final = 10_000  # letters that one redrive from the page publishes
 DEFAULT_REDRIVE: Final = 1_000
+_CHANGES: Final = (
+    ("retry-message", "Retry now", False),
+    ("discard-message", "Discard", True),
+    ("dead_letter-message", "Dead-letter", False),
+)
 
 
 def messages_page(view: View) -> str:
@@ -208,36 +213,12 @@ def _letter(view: View, sequence: int) -> str:
     )
 
 
-class MessageChange(NamedTuple):
-    """A change of one message, with the question that asks for it."""
-
-    verb: str  # the text of the button
-    question: str
-    loses: bool = False
-
-
-MESSAGE_CHANGES: Final[Mapping[str, MessageChange]] = {
-    "retry-message": MessageChange("Retry now", "Deliver message {message} to group {group} now?"),
-    "discard-message": MessageChange(
-        "Discard",
-        "Discard message {message} in group {group}? No worker of the group gets it again.",
-        loses=True,
-    ),
-    "dead_letter-message": MessageChange(
-        "Dead-letter",
-        "Make message {message} dead in group {group}? The next sweep makes it a dead letter.",
-    ),
-}
-
-
 def changes_for(position: MessagePosition) -> list[tuple[str, str, bool]]:
     """Return the changes that fit a message, with the text of each button, and if it is red."""
     if position.state in ("transferring", "settled"):
         return []
     useless = {"ready": "retry-message", "dead": "dead_letter-message"}.get(position.state)
-    return [
-        (do, change.verb, change.loses) for do, change in MESSAGE_CHANGES.items() if do != useless
-    ]
+    return [change for change in _CHANGES if change[0] != useless]
 
 
 def sequence_of(view: View) -> int:
@@ -247,21 +228,3 @@ def sequence_of(view: View) -> int:
             "sequence is missing: give version:row, or a number", option="sequence", value=None
         )
     return sequence
-
-
-def standing_of(view: View) -> Mapping[str, Any]:
-    """Return how the message stands in the group, or None if the group does not know it."""
-    group, positions = view.group()[0].name, view.queue.locate(sequence_of(view))
-    return {"standing": next((position for position in positions if position.group == group), None)}
-
-
-def change_message(view: View, do: str) -> Mapping[str, int]:
-    """Make one of MESSAGE_CHANGES. Return the sequence, and the number of changed messages."""
-    group, sequence = view.group()[0], sequence_of(view)
-    given: dict[str, Any] = {"force": view.text("force") is not None, "by": view.user}
-    if do == "retry-message":
-        changed = group.retry_now(sequence, **given)
-    else:
-        change = group.discard if do == "discard-message" else group.dead_letter
-        changed = change(sequence, reason=view.text("reason"), **given)
-    return {"sequence": sequence, "changed": changed}
