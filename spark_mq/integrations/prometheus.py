@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -74,6 +74,7 @@ _HISTOGRAMS: Final[Mapping[str, tuple[str, Callable[[GroupDurations], Histogram]
         lambda durations: durations.time_to_settle,
     ),
 }
+_GROUP: Final = ("queue", "group")  # the labels of a group
 _BOUNDS: Final = (*map(str, BOUNDS), "+Inf")
 
 
@@ -142,10 +143,10 @@ def _families(overviews: Overviews) -> Iterator[_Family]:
     if queues:
         yield from _of_groups(queues)
         yield from _of_lanes(queues)
-        yield from _of_durations(queues)
+        yield from _measured(_HISTOGRAMS, "histogram", _GROUP, _by_group(queues, "durations"))
         published = [((queue.path,), queue.published) for queue in queues]
         yield _Family("spark_mq_published", "counter", "Messages published.", labels, published)
-        yield from _of_queues(queues)
+        yield from _measured(_QUEUE_GAUGES, "gauge", labels, [((q.path,), q) for q in queues])
 
 
 def _by_group(overviews: list[QueueOverview], part: str) -> list[tuple[tuple[str, str], Any]]:
@@ -171,7 +172,7 @@ def _of_groups(overviews: list[QueueOverview]) -> Iterator[_Family]:
             for name, label in named
             if (number := _number(getattr(stats, name))) is not None
         ]
-        labels = ("queue", "group", *((metric.label,) if metric.label else ()))
+        labels = (*_GROUP, *((metric.label,) if metric.label else ()))
         yield _Family(metric.name, metric.kind, metric.text, labels, samples)
 
 
@@ -195,28 +196,21 @@ def _of_lanes(overviews: list[QueueOverview]) -> Iterator[_Family]:
         for priority in own.priorities
     )
     text = "Messages of a group by priority that are neither settled nor dead."
-    names = ("queue", "group", "priority")
+    names = (*_GROUP, "priority")
     yield _Family("spark_mq_backlog_messages", "gauge", text, names, backlog)
-    for metric, (text, value) in _LANE_GAUGES.items():
-        samples = [
-            (labels, number)
-            for labels, own in groups
-            if own.order == "key" and (number := value(own)) is not None
-        ]
-        if samples:
-            yield _Family(metric, "gauge", text, ("queue", "group"), samples)
+    ordered = [(labels, own) for labels, own in groups if own.order == "key"]
+    yield from _measured(_LANE_GAUGES, "gauge", _GROUP, ordered)
 
 
-def _of_durations(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    groups = _by_group(overviews, "durations")
-    for metric, (text, histogram) in _HISTOGRAMS.items() if groups else ():
-        samples = ((labels, histogram(own)) for labels, own in groups)
-        yield _Family(metric, "histogram", text, ("queue", "group"), samples)
-
-
-def _of_queues(overviews: list[QueueOverview]) -> Iterator[_Family]:
-    for metric, (text, value) in _QUEUE_GAUGES.items():
-        samples = [((overview.path,), value(overview)) for overview in overviews]
+def _measured(
+    metrics: Mapping[str, tuple[str, Callable[[Any], Any]]],
+    kind: str,
+    names: tuple[str, ...],
+    owners: Sequence[tuple[tuple[str, ...], Any]],
+) -> Iterator[_Family]:
+    """Yield the metrics of some owners, each with its labels, that have a value in one of them."""
+    for metric, (text, value) in metrics.items():
+        samples = [(labels, value(own)) for labels, own in owners]
         known = [(labels, number) for labels, number in samples if number is not None]
         if known:
-            yield _Family(metric, "gauge", text, ("queue",), known)
+            yield _Family(metric, kind, text, names, known)
