@@ -6,6 +6,7 @@ With ``large``, larger bounds, for which there is no time in every run of the te
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from spark_mq.ledger.settle import NACK, REJECT, RELEASE
 
@@ -13,6 +14,7 @@ from .actors import (
     SECOND,
     Driver,
     Fickle,
+    Handler,
     Poison,
     Program,
     Worker,
@@ -50,18 +52,21 @@ def _pair(handler: object = "good", **options: object) -> list[Driver]:
             for late in (False, True)]  # type: ignore[arg-type] # fmt: skip
 
 
+def _stream(handler: Handler | None, bounds: Bounds, batch: int = 100_000, **given: Any) -> World:
+    """One driver, whose handler gets at most so many messages at a time."""
+    return Delivery([Driver("A", 1, 0, handler, max_messages=batch)], bounds, **given)
+
+
 def crashes(large: bool) -> World:
     """One driver, which dies between any two steps, more than once; and time passes."""
     bounds = Bounds(crashes=3 if large else 2, ticks=2 if large else 1)
-    return Delivery([Driver("A", 1, 0, max_messages=2)], bounds, most=None if large else 8_000)
+    return _stream(good, bounds, 2, most=None if large else 8_000)
 
 
 def zombie(large: bool) -> World:
     """A driver stands still, another takes over, and both go on."""
-    return Delivery(
-        _pair(max_messages=2),
-        Bounds(crashes=1, takeovers=2 if large else 1, ticks=1 if large else 0),
-    )
+    bounds = Bounds(crashes=1, takeovers=2 if large else 1, ticks=1 if large else 0)
+    return Delivery(_pair(max_messages=2), bounds)
 
 
 def zombie_and_crashes(large: bool) -> World:
@@ -71,20 +76,15 @@ def zombie_and_crashes(large: bool) -> World:
 
 def company(large: bool) -> World:
     """Two drivers with checkpoints and a worker in one group; a lease may expire at any moment."""
-    programs = [
-        Driver("A", 1, 0, max_messages=2),
-        Driver("B", 2, 1, max_messages=2),
-        Worker("w", 3),
-    ]
-    return Delivery(programs, Bounds(crashes=1, ticks=1) if large else Bounds(crashes=0, ticks=0))
+    drivers = [Driver("A", 1, 0, max_messages=2), Driver("B", 2, 1, max_messages=2)]
+    bounds = Bounds(crashes=1, ticks=1) if large else Bounds(crashes=0, ticks=0)
+    return Delivery([*drivers, Worker("w", 3)], bounds)
 
 
 def driver_and_worker(large: bool) -> World:
     """A driver and a worker that take each other's messages when these have expired."""
     programs = [Driver("A", 1, 0, max_messages=2), Worker("w", 3)]
-    return Delivery(
-        programs, Bounds(crashes=1, ticks=2 if large else 1), messages=(3,) if large else (2,)
-    )
+    return Delivery(programs, Bounds(ticks=2 if large else 1), messages=(3,) if large else (2,))
 
 
 def kept_alive(large: bool) -> World:
@@ -92,12 +92,8 @@ def kept_alive(large: bool) -> World:
     that may last; and a worker.
     """
     driver = Driver("A", 1, 0, extends=True, max_lease_duration=100 * SECOND)
-    return Delivery(
-        [driver, Worker("w", 3)],
-        Bounds(crashes=1 if large else 0, ticks=4 if large else 3),
-        messages=(2,),
-        tick=50 * SECOND,
-    )
+    bounds = Bounds(crashes=1 if large else 0, ticks=4 if large else 3)
+    return Delivery([driver, Worker("w", 3)], bounds, messages=(2,), tick=50 * SECOND)
 
 
 def fickle(large: bool) -> World:
@@ -105,9 +101,8 @@ def fickle(large: bool) -> World:
     late.
     """
     workers = [Fickle("v", 1, moves=3 if large else 2), Fickle("w", 2, moves=2 if large else 0)]
-    return Delivery(
-        workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(3,) if large else (2,)
-    )
+    bounds = Bounds(crashes=0, ticks=2 if large else 1)
+    return Delivery(workers, bounds, messages=(3,) if large else (2,))
 
 
 def apart(large: bool) -> World:
@@ -161,59 +156,40 @@ def isolated(large: bool) -> World:
     """A message that kills its worker, among more messages than a lease takes: its pieces go before
     what is unread.
     """
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "kill"), max_messages=3)],
-        Bounds(crashes=1 if large else 0),
-        attempts=4,
-        messages=(5,),
-    )
+    bounds = Bounds(crashes=1 if large else 0)
+    return _stream(Poison(1, "kill"), bounds, 3, attempts=4, messages=(5,))
 
 
 def in_pieces(large: bool) -> World:
     """The same among more messages: the pieces grow after those that are acked."""
-    return Delivery(
-        [Driver("A", 1, 0, Poison(7, "kill"), max_messages=8)],
-        Bounds(crashes=0),
-        attempts=5,
-        messages=(8,),
-    )
+    return _stream(Poison(7, "kill"), Bounds(crashes=0), 8, attempts=5, messages=(8,))
 
 
 def dropping(large: bool) -> World:
     """A message that the handler rejects, in a group that drops messages past a limit: it is in the
     dead-letter queue at last.
     """
-    return Routed(
-        [Rejecter("w", 1), Router("r", 2)],
-        Bounds(crashes=1 if large else 0),
-        messages=(2,),
-        on_max_deliveries="drop",
-    )
+    workers, bounds = [Rejecter("w", 1), Router("r", 2)], Bounds(crashes=1 if large else 0)
+    return Routed(workers, bounds, messages=(2,), on_max_deliveries="drop")
 
 
 def broken(large: bool) -> World:
     """A handler that fails for every message, until it is repaired: the breaker grants one message
     at a time, after a wait.
     """
+    workers = [Broke("v", 1, most=2, moves=5 if large else 4), Broke("w", 2, most=1, moves=0)]
     return Delivery(
-        [Broke("v", 1, most=2, moves=5 if large else 4), Broke("w", 2, most=1, moves=0)],
-        Bounds(crashes=0, ticks=2 if large else 1),
-        messages=(4,) if large else (3,),
-        attempts=9,
-        tick=31 * SECOND,
-        breaker_threshold=2,
-        breaker_reset_timeout="20s",
+        workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(4,) if large else (3,),
+        attempts=9, tick=31 * SECOND, breaker_threshold=2, breaker_reset_timeout="20s",
         breaker_max_wait="30s",
-    )
+    )  # fmt: skip
 
 
 def paused(large: bool) -> World:
     """An owner pauses the group and resumes it, while two workers work."""
-    return Delivery(
-        [Worker("v", 1, most=1), Worker("w", 2, most=2), Pauser("o", 3)],
-        Bounds(crashes=0, ticks=1 if large else 0),
-        messages=(3,) if large else (2,),
-    )
+    workers = [Worker("v", 1, most=1), Worker("w", 2, most=2), Pauser("o", 3)]
+    bounds = Bounds(crashes=0, ticks=1 if large else 0)
+    return Delivery(workers, bounds, messages=(3,) if large else (2,))
 
 
 def discarding(large: bool) -> World:
@@ -256,54 +232,45 @@ def ordered_parts(large: bool) -> World:
 
 def ordered_dead(large: bool) -> World:
     """Keys in order: a message that fails each time is dead, and holds back its key until then."""
-    workers = [
-        Fickle("v", 1, most=2, moves=3, verbs=("nack one", REJECT)),
-        Worker("w", 2, most=3 if large else 2),
-    ]
-    return Delivery(workers, Bounds(crashes=1 if large else 0), keys=KEYS, order="key", attempts=2)
+    first = Fickle("v", 1, most=2, moves=3, verbs=("nack one", REJECT))
+    workers, bounds = (
+        [first, Worker("w", 2, most=3 if large else 2)],
+        Bounds(crashes=1 if large else 0),
+    )
+    return Delivery(workers, bounds, keys=KEYS, order="key", attempts=2)
 
 
 def ordered_stream(large: bool) -> World:
     """Keys in order: a stream that dies and replays its batch, beside a worker."""
-    programs = [
-        Driver("A", 1, 0, flaky if large else good, max_messages=2),
-        Worker("w", 2, most=1),
-    ]
-    return Delivery(
-        programs, Bounds(crashes=1, ticks=1 if large else 0), keys=KEYS, order="key", attempts=4
-    )
+    driver = Driver("A", 1, 0, flaky if large else good, max_messages=2)
+    workers, bounds = [driver, Worker("w", 2, most=1)], Bounds(crashes=1, ticks=1 if large else 0)
+    return Delivery(workers, bounds, keys=KEYS, order="key", attempts=4)
 
 
 def limited_by_key(large: bool) -> World:
     """One message of each key at a time: a worker that does as it likes, and one that works."""
     verbs = (NACK, "nack one", RELEASE, "extend", "leave", "ack one")
     workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=3)]
-    return Delivery(
-        workers, Bounds(crashes=0, ticks=1), keys=KEYS, max_in_flight_per_key=1, attempts=4
-    )
+    given = {"keys": KEYS, "max_in_flight_per_key": 1, "attempts": 4}
+    return Delivery(workers, Bounds(crashes=0, ticks=1), **given)
 
 
 def fair(large: bool) -> World:
     """Leases that are divided between two keys, of which one has more messages."""
-    workers = [
-        Fickle("v", 1, most=2, moves=3 if large else 2, verbs=(RELEASE, "leave", "ack one")),
-        Worker("w", 2, most=3 if large else 2),
-    ]
-    return Delivery(workers, Bounds(crashes=0, ticks=1), keys="bba", order="fair", attempts=4)
+    verbs = (RELEASE, "leave", "ack one")
+    first = Fickle("v", 1, most=2, moves=3 if large else 2, verbs=verbs)
+    workers, bounds = [first, Worker("w", 2, most=3 if large else 2)], Bounds(crashes=0, ticks=1)
+    return Delivery(workers, bounds, keys="bba", order="fair", attempts=4)
 
 
 def last_attempts(large: bool) -> World:
     """A worker that nacks messages one by one, and one that takes many at a time: last attempts go
     among themselves.
     """
-    workers = [
-        Fickle("u", 1, most=1, moves=1, verbs=(RELEASE,)),
-        Fickle("v", 2, most=1, moves=1, verbs=("nack one",)),
-        Worker("w", 3, most=3),
-    ]
-    return Delivery(
-        workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=2, tick=11 * SECOND
-    )
+    first = Fickle("u", 1, most=1, moves=1, verbs=(RELEASE,))
+    second = Fickle("v", 2, most=1, moves=1, verbs=("nack one",))
+    bounds = Bounds(crashes=1 if large else 0, ticks=1)
+    return Delivery([first, second, Worker("w", 3, most=3)], bounds, attempts=2, tick=11 * SECOND)
 
 
 def manual(large: bool) -> World:
@@ -311,10 +278,8 @@ def manual(large: bool) -> World:
 
     The rest expires, comes again, and is dead at last.
     """
-    programs = [
-        Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack=None, ack_on_commit=False)
-    ]
-    return Delivery(programs, Bounds(crashes=1, ticks=1 if large else 0))
+    driver = Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack=None, ack_on_commit=False)
+    return Delivery([driver], Bounds(crashes=1, ticks=1 if large else 0))
 
 
 def left(large: bool) -> World:
@@ -325,10 +290,9 @@ def left(large: bool) -> World:
 
 def left_by_a_zombie(large: bool) -> World:
     """The same, of a driver that stands still while another takes over."""
-    programs = _pair(Poison(1, "leave"), max_messages=2, ack="manual")
-    return Delivery(
-        programs, Bounds(crashes=1 if large else 0, takeovers=1), messages=(3,) if large else (2,)
-    )
+    bounds = Bounds(crashes=1 if large else 0, takeovers=1)
+    pair = _pair(Poison(1, "leave"), max_messages=2, ack="manual")
+    return Delivery(pair, bounds, messages=(3,) if large else (2,))
 
 
 def capped(large: bool) -> World:
@@ -342,143 +306,93 @@ def capped(large: bool) -> World:
 
 def killer(large: bool) -> World:
     """A message that kills its driver, until it is dead. Nobody else may die of it."""
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "kill"))],
-        Bounds(crashes=0, ticks=2 if large else 1),
-        attempts=4,
-        must_live=(0, 2),
-    )
+    bounds = Bounds(crashes=0, ticks=2 if large else 1)
+    return _stream(Poison(1, "kill"), bounds, attempts=4, must_live=(0, 2))
 
 
 def immortal(large: bool) -> World:
     """A message that kills its driver for ever, in a group without a limit of attempts: the others
     must get through all the same.
     """
-    bounds = Bounds(crashes=1 if large else 0)
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "kill"))],
-        bounds,
-        attempts=None,
-        must_live=(0, 2),
-        most=None if large else 500,
-    )
+    bounds, most = Bounds(crashes=1 if large else 0), None if large else 500
+    return _stream(Poison(1, "kill"), bounds, attempts=None, must_live=(0, 2), most=most)
 
 
 def immortal_and_unread(large: bool) -> World:
     """The same, with a message that nobody has read yet behind it."""
-    driver = Driver("A", 1, 0, Poison(1, "kill"), max_messages=1)
-    return Delivery(
-        [driver],
-        Bounds(crashes=2 if large else 1),
-        attempts=None,
-        must_live=(0, 2),
-        most=None if large else 6_000,
-    )
+    bounds, most = Bounds(crashes=2 if large else 1), None if large else 6_000
+    return _stream(Poison(1, "kill"), bounds, 1, attempts=None, must_live=(0, 2), most=most)
 
 
 def killer_and_crashes(large: bool) -> World:
     """The same, and drivers die of other causes too: then a message alone in such a lease may be
     dead.
     """
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "kill"))],
-        Bounds(crashes=2 if large else 1, ticks=1),
-        attempts=4,
-    )
+    return _stream(Poison(1, "kill"), Bounds(crashes=2 if large else 1, ticks=1), attempts=4)
 
 
 def raiser(large: bool) -> World:
     """A message for which the handler raises: its lease is nacked as a whole, after a backoff."""
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "raise"))], Bounds(crashes=1, ticks=2 if large else 1)
-    )
+    return _stream(Poison(1, "raise"), Bounds(crashes=1, ticks=2 if large else 1))
 
 
 def rejecter(large: bool) -> World:
     """A message that the handler rejects."""
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "reject"))], Bounds(crashes=2 if large else 1, ticks=1)
-    )
+    return _stream(Poison(1, "reject"), Bounds(crashes=2 if large else 1, ticks=1))
 
 
 def returner(large: bool) -> World:
     """A message that the handler returns as failed, each time."""
-    return Delivery(
-        [Driver("A", 1, 0, Poison(1, "return"))], Bounds(crashes=2 if large else 1, ticks=1)
-    )
+    return _stream(Poison(1, "return"), Bounds(crashes=2 if large else 1, ticks=1))
 
 
 def flaky_verdicts(large: bool) -> World:
     """A handler that nacks any message by name, now and then, before it writes the others."""
-    return Delivery(
-        [Driver("A", 1, 0, flaky)], Bounds(crashes=2 if large else 1, ticks=1 if large else 0)
-    )
+    return _stream(flaky, Bounds(crashes=2 if large else 1, ticks=1 if large else 0))
 
 
 def flaky_zombie(large: bool) -> World:
     """The same, of a driver that stands still while another takes over."""
-    return Delivery(
-        _pair(flaky, max_messages=2),
-        Bounds(crashes=1 if large else 0, takeovers=1),
-        messages=(3,) if large else (2,),
-    )
+    bounds = Bounds(crashes=1 if large else 0, takeovers=1)
+    return Delivery(_pair(flaky, max_messages=2), bounds, messages=(3,) if large else (2,))
 
 
 def refusing(large: bool) -> World:
     """A handler that nacks a whole batch by name, now and then, so that several are on their last
     attempt together.
     """
-    return Delivery(
-        [Driver("A", 1, 0, refuses)],
-        Bounds(crashes=2 if large else 1),
-        messages=(3,) if large else (2,),
-    )
+    return _stream(refuses, Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
 
 
 def failing_batches(large: bool) -> World:
     """A handler that fails as a whole, now and then, before it has written anything."""
-    return Delivery(
-        [Driver("A", 1, 0, failing)],
-        Bounds(crashes=2 if large else 1),
-        messages=(3,) if large else (2,),
-    )
+    return _stream(failing, Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
 
 
 def releasing(large: bool) -> World:
     """A handler that gives its lease back, now and then: as if it had never been leased, or not
     replayed.
     """
-    return Delivery([Driver("A", 1, 0, releases)], Bounds(crashes=3 if large else 2), messages=(2,))
+    return _stream(releases, Bounds(crashes=3 if large else 2), messages=(2,))
 
 
 def outages(large: bool) -> World:
     """A store out of reach for more batches than a message has attempts: no message may die of
     it.
     """
-    return Delivery(
-        [Driver("A", 1, 0, unreachable, max_messages=2)],
-        Bounds(crashes=0, ticks=1 if large else 0),
-        must_live=(0, 1, 2),
-    )
+    bounds = Bounds(crashes=0, ticks=1 if large else 0)
+    return _stream(unreachable, bounds, 2, must_live=(0, 1, 2))
 
 
 def plain_sink(large: bool) -> World:
     """No foreachBatch: what Spark has committed is acked when it asks for more."""
-    return Delivery(
-        [Driver("A", 1, 0, None, max_messages=2)], Bounds(crashes=2 if large else 1, ticks=1)
-    )
+    return _stream(None, Bounds(crashes=2 if large else 1, ticks=1), 2)
 
 
 def routing(large: bool) -> World:
     """Two sweepers route the same dead messages, and die on the way."""
-    routers = [Router("r", 1), Router("s", 2)]
-    return Routed(
-        routers,
-        Bounds(crashes=2 if large else 1),
-        setup=[Rejecter("w", 3)],
-        fine=True,
-        messages=(2,),
-    )
+    routers, bounds = [Router("r", 1), Router("s", 2)], Bounds(crashes=2 if large else 1)
+    return Routed(routers, bounds, setup=[Rejecter("w", 3)], fine=True, messages=(2,))
 
 
 def routing_goes_on(large: bool) -> World:
@@ -497,25 +411,18 @@ def routing_and_seek(large: bool) -> World:
 
 def redriving(large: bool) -> World:
     """Two redrivers of the same dead letters, which die on the way."""
-    setup = [Rejecter("w", 3), Router("r", 4, times=1)]
-    return Redriven(
+    redrivers, setup = (
         [Redriver("d", 1), Redriver("e", 2)],
-        Bounds(crashes=1),
-        setup=setup,
-        fine=large,
-        messages=(2,),
+        [Rejecter("w", 3), Router("r", 4, times=1)],
     )
+    return Redriven(redrivers, Bounds(crashes=1), setup=setup, fine=large, messages=(2,))
 
 
 def trim_and_new_group(large: bool) -> World:
     """Files are dropped while a group comes to be."""
-    programs = [Trimmer("t", 1), Joiner("n", 2, "new")]
-    return Trimmed(
-        programs,
-        Bounds(crashes=1 if large else 0),
-        setup=[Joiner("w", 3, "g")],
-        messages=(1, 1, 1) if large else (1, 1),
-    )
+    programs, setup = [Trimmer("t", 1), Joiner("n", 2, "new")], [Joiner("w", 3, "g")]
+    bounds, messages = Bounds(crashes=1 if large else 0), (1, 1, 1) if large else (1, 1)
+    return Trimmed(programs, bounds, setup=setup, messages=messages)
 
 
 def trim_and_new_group_and_crashes(large: bool) -> World:
@@ -528,9 +435,8 @@ def trim_and_new_group_and_crashes(large: bool) -> World:
 def trim_and_seek(large: bool) -> World:
     """Files are dropped while a group goes back to the earliest message."""
     programs = [Trimmer("t", 1), Seeker("o", 2), Joiner("n", 4, "g")]
-    return Trimmed(
-        programs, Bounds(crashes=1 if large else 0), setup=[Joiner("w", 3, "g")], messages=(1, 1)
-    )
+    bounds = Bounds(crashes=1 if large else 0)
+    return Trimmed(programs, bounds, setup=[Joiner("w", 3, "g")], messages=(1, 1))
 
 
 def restored(large: bool) -> World:
@@ -538,13 +444,9 @@ def restored(large: bool) -> World:
 
     Processes die.
     """
-    programs = [Restorer("r", 1), Patient("n", 2, "g")]
-    return Restored(
-        programs,
-        Bounds(crashes=2 if large else 1),
-        setup=[Joiner("w", 3, "g")],
-        messages=(1, 1, 1) if large else (1, 1),
-    )
+    programs, setup = [Restorer("r", 1), Patient("n", 2, "g")], [Joiner("w", 3, "g")]
+    bounds, messages = Bounds(crashes=2 if large else 1), (1, 1, 1) if large else (1, 1)
+    return Restored(programs, bounds, setup=setup, messages=messages)
 
 
 KEYS = "baa"
@@ -570,7 +472,7 @@ SLOW: set[str] = {
     "zombie_and_crashes", "fickle", "driver_and_worker", "routing_goes_on",
     "trim_and_new_group_and_crashes", "redriving", "zombie", "crashes", "capped",
     "last_attempts", "raiser", "releasing", "routing", "kept_alive", "killer_and_crashes",
-    "flaky_verdicts", "company", "failing_batches",
+    "flaky_verdicts", "flaky_zombie", "company", "failing_batches",
     "in_places", "broken", "singly", "ordered", "ordered_parts", "ordered_stream",
     "limited_by_key", "fair", "snoozing",
 }  # fmt: skip
