@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from spark_mq.errors import InvalidOption
 from spark_mq.util.validation import validate_duration
@@ -138,7 +138,6 @@ def store_options(
 ) -> StoreOptions:
     """Sort storage options into groups of obstore. Raise InvalidOption, which shows no value."""
     provider, wanted, names = PROVIDERS[scheme], StoreOptions(), dict[tuple[str, str], str]()
-    around = _variables(provider, environment or {})
     for name, value in options.items():
         place = _place(provider, name)
         if place is None:
@@ -149,15 +148,16 @@ def store_options(
         if target.get(key, setting) != setting:
             raise _invalid(name, f"{names[place]} gives another value. Remove one of them")
         target[key], names[place] = setting, name
-    if provider == "azure":
-        _check_account(wanted.config, names, account)
-        _check_emulator(wanted.config, names, around)
-    _add_environment(provider, wanted.client_options, around)
-    for key, variable in around.items():
-        if key not in wanted.config and key not in wanted.client_options:
-            _check_line(variable.name, key, variable.text)
+    _check_account(wanted.config, names, account)
+    for key, (name, text) in _variables(provider, environment or {}).items():
+        group = "client_options" if key in _CLIENT else "config"
+        # obstore would read most of them itself, but the root's account has priority.
+        if key not in getattr(wanted, group) and not (account and key == "account_name"):
+            getattr(wanted, group)[key] = _value(name, group, key, text)
+            names[group, key] = name
+    _check_emulator(wanted.config, names)
     if environment is not None:
-        _check_http(provider, wanted, names, around)
+        _check_http(provider, wanted, names)
     return StoreOptions(wanted.config, wanted.client_options, _nested(wanted.retry_config))
 
 
@@ -166,11 +166,7 @@ def account_name(
 ) -> str | None:
     """Return the account of Azure that options name, or else the environment. Or None."""
     config = store_options(scheme, options, environment).config
-    if "account_name" in config:
-        return config["account_name"]
-    around = _variables(PROVIDERS[scheme], environment)
-    named = around.get("account_name", _UNSET).text
-    return _EMULATED if _is_emulated(config, around) else named or None
+    return config.get("account_name") or (_EMULATED if _is_emulated(config) else None)
 
 
 def endpoint_of(scheme: str, options: Mapping[str, Any]) -> str:
@@ -182,28 +178,19 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name.lower()) is not None
 
 
-class _Variable(NamedTuple):
-    name: str
-    text: str
-
-
-_UNSET: Final = _Variable("", "")
-
-
-def _variables(provider: str, environment: Mapping[str, str]) -> dict[str, _Variable]:
-    """Return the variables of the environment that give options of a provider, by key."""
-    keys, variables = _CONFIG[provider] | _CLIENT, dict[str, _Variable]()
+def _variables(provider: str, environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return name and text of the variables that give options of a provider, by key."""
+    keys, variables = _CONFIG[provider] | _CLIENT, dict[str, tuple[str, str]]()
     for prefix in _PREFIXES[provider]:
         for name, text in environment.items():
             low = name.lower()
             if text and low.startswith(prefix) and (key := keys.get(low.removeprefix(prefix))):
-                variables.setdefault(key, _Variable(name, text))
+                variables.setdefault(key, (name, text))
     return variables
 
 
-def _is_emulated(config: Mapping[str, str], around: Mapping[str, _Variable]) -> bool:
-    text = config.get("use_emulator") or around.get("use_emulator", _UNSET).text
-    return text.lower() in _TRUE
+def _is_emulated(config: Mapping[str, str]) -> bool:
+    return config.get("use_emulator", "").lower() in _TRUE
 
 
 def _check_account(
@@ -217,12 +204,10 @@ def _check_account(
         )
 
 
-def _check_emulator(
-    config: Mapping[str, str], names: Mapping[tuple[str, str], str], around: Mapping[str, _Variable]
-) -> None:
+def _check_emulator(config: Mapping[str, str], names: Mapping[tuple[str, str], str]) -> None:
     """Raise InvalidOption for an endpoint beside an emulator, because no client obeys it."""
-    given = names.get(("config", "endpoint")) or around.get("endpoint", _UNSET).name
-    if given and _is_emulated(config, around):
+    given = names.get(("config", "endpoint"))
+    if given and _is_emulated(config):
         raise _invalid(
             given,
             "use_emulator uses port 10000 of this machine and ignores it. Remove use_emulator, and "
@@ -300,35 +285,14 @@ def _nested(retry: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "backoff": backoff} if backoff else plain
 
 
-def _add_environment(
-    provider: str, client: dict[str, str], around: Mapping[str, _Variable]
-) -> None:
-    # obstore reads these itself, but only if it is given no client options at all. It never reads
-    # those with the long prefix of Azure.
-    of_client = {key: variable for key, variable in around.items() if key in _CLIENT}
-    unread = _PREFIXES[provider][:-1]
-    if client or any(name.lower().startswith(unread) for name, _ in of_client.values()):
-        for key, variable in of_client.items():
-            client.setdefault(key, variable.text)
-
-
-def _check_http(
-    provider: str,
-    wanted: StoreOptions,
-    names: Mapping[tuple[str, str], str],
-    around: Mapping[str, _Variable],
-) -> None:
+def _check_http(provider: str, wanted: StoreOptions, names: Mapping[tuple[str, str], str]) -> None:
     """Raise InvalidOption for a server without TLS that is not allowed: no retry could help."""
-    allowed = wanted.client_options.get("allow_http") or around.get("allow_http", _UNSET).text
-    if allowed.lower() in _TRUE:
+    if wanted.client_options.get("allow_http", "").lower() in _TRUE:
         return
     for key in ("endpoint", "base_url"):
-        name, text = around.get(key, _UNSET)
-        if given := wanted.config.get(key):
-            name, text = names["config", key], given
-        if text.lower().startswith("http://"):
+        if wanted.config.get(key, "").lower().startswith("http://"):
             raise _invalid(
-                name,
+                names["config", key],
                 "the address starts with http://, so the server has no TLS, and others can read "
                 f"what is sent. Give https://, or allow it by {_PREFIXES[provider][-1]}allow_http="
                 '"true"',

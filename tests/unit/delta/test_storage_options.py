@@ -211,7 +211,8 @@ def test_client_options_of_the_environment_stay_if_others_are_given() -> None:
     environment = {"AWS_ALLOW_HTTP": "true", "AWS_TIMEOUT": "1s", "TIMEOUT": "9s", "AWS_X": "1"}
     found = store_options("s3", {"timeout": "2s"}, environment)
     assert found.client_options == {"timeout": "2s", "allow_http": "true"}
-    assert store_options("s3", {}, environment) == StoreOptions()  # obstore reads it itself
+    of_environment = {"timeout": "1s", "allow_http": "true"}
+    assert store_options("s3", {}, environment) == StoreOptions(client_options=of_environment)
     assert store_options("gs", {"timeout": "2s"}, environment).client_options == {"timeout": "2s"}
 
 
@@ -281,11 +282,24 @@ def test_an_account_that_the_path_does_not_name_is_refused() -> None:
     ObjectStore(root, {"account_name": "A", "account_key": KEY})
 
 
+def test_the_environment_gives_what_no_option_and_no_path_gives() -> None:
+    around = {"AWS_REGION": "a", "AWS_S3_ADDRESSING_STYLE": "virtual", "AWS_CONDITIONAL_PUT": "x"}
+    with pytest.raises(InvalidOption, match="by etag"):
+        store_options("s3", {}, around)
+    del around["AWS_CONDITIONAL_PUT"]
+    given = {"virtual_hosted_style_request": "true", "region": "b"}
+    assert store_options("s3", {"region": "b"}, around).config == given
+    named = {"AZURE_STORAGE_ACCOUNT_NAME": "b", "AZURE_STORAGE_ACCOUNT_KEY": KEY}
+    assert store_options("abfss", {}, named, account="a").config == {"account_key": KEY}
+    assert store_options("az", {}, named).config == {"account_name": "b", "account_key": KEY}
+
+
 def test_azure_s_long_prefix_in_the_environment_is_obeyed() -> None:
-    """Obstore reads AZURE_ALLOW_HTTP itself, and never AZURE_STORAGE_ALLOW_HTTP."""
+    """Obstore itself would read AZURE_ALLOW_HTTP, and never AZURE_STORAGE_ALLOW_HTTP."""
     long = {"AZURE_STORAGE_ALLOW_HTTP": "true"}
     assert store_options("az", {}, long).client_options == {"allow_http": "true"}
-    assert store_options("az", {}, {"AZURE_ALLOW_HTTP": "true"}) == StoreOptions()
+    short = {"AZURE_ALLOW_HTTP": "true"}
+    assert store_options("az", {}, short) == StoreOptions(client_options={"allow_http": "true"})
     given = store_options("az", {"timeout": "1s"}, long).client_options
     assert given == {"timeout": "1s", "allow_http": "true"}
     assert store_options("az", {"azure_allow_http": "0"}, long).client_options["allow_http"] == (
@@ -347,7 +361,7 @@ def test_a_server_without_tls_must_be_allowed(
 def test_a_server_with_tls_or_an_allowed_one_is_fine() -> None:
     for scheme, options, around, endpoint in (
         ("s3", {"endpoint": "https://h"}, {"AWS_ENDPOINT_URL": "http://other"}, "https://h"),
-        ("s3", {}, {"AWS_ENDPOINT_URL": "http://h", "AWS_ALLOW_HTTP": "true"}, None),
+        ("s3", {}, {"AWS_ENDPOINT_URL": "http://h", "AWS_ALLOW_HTTP": "true"}, "http://h"),
         ("az", {"use_emulator": "true"}, {}, None),
     ):
         config = store_options(scheme, options, around).config
