@@ -104,10 +104,7 @@ def unrouted(queue: Queue) -> None:
     ],
 )
 def test_a_warning_names_the_command_that_helps(
-    queue: Queue,
-    caplog: pytest.LogCaptureFixture,
-    happens: Callable[[Queue], None],
-    named: str,
+    queue: Queue, caplog: pytest.LogCaptureFixture, happens: Callable[[Queue], None], named: str
 ) -> None:
     happens(queue)
     lines = [CommandFormatter("%(message)s").format(one) for one in caplog.records

@@ -13,14 +13,7 @@ from spark_mq import GroupStats, Queue
 from spark_mq.integrations.prometheus import exposition
 from spark_mq.interfaces.cli.queues import group_columns, group_rows
 from spark_mq.ledger.ranges import LEASED
-from spark_mq.ledger.stats import (
-    Metric,
-    documented,
-    facts_of,
-    figure,
-    figures_of,
-    state_figures,
-)
+from spark_mq.ledger.stats import Metric, documented, facts_of, figure, figures_of, state_figures
 from spark_mq.streaming.source import show_progress
 
 

@@ -14,14 +14,7 @@ from support.handles import Killed, again, die, housekeep, lease, on_commit, onc
 from support.having import having
 from support.tables import context_of, messages_of, on_publish
 
-from spark_mq import (
-    BatchClosed,
-    InvalidOption,
-    Message,
-    Queue,
-    QueueNotFound,
-    UnsupportedTable,
-)
+from spark_mq import BatchClosed, InvalidOption, Message, Queue, QueueNotFound, UnsupportedTable
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.maintenance import automatic_publishes as chore
 from spark_mq.testing import ManualClock, memory_queue

@@ -136,12 +136,7 @@ def test_a_dry_run_shows_letters_before_and_after(queue: Queue) -> None:
             "new_key": "k0",
             "transform_error": None,
         },
-        {
-            "value": b"no JSON",
-            "new_value": None,
-            "new_key": None,
-            "transform_error": reason,
-        },
+        {"value": b"no JSON", "new_value": None, "new_key": None, "transform_error": reason},
     ]
     assert back(queue) == []
     empty = queue.redrive(where="error = 'none'", transform=SQL, dry_run=True)

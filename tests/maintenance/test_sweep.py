@@ -36,13 +36,7 @@ from support.handles import (
 )
 from support.having import having
 from support.limits import Limits, keeping
-from support.tables import (
-    context_of,
-    group_ledger_of,
-    ledgers_of,
-    messages_of,
-    on_write,
-)
+from support.tables import context_of, group_ledger_of, ledgers_of, messages_of, on_write
 
 from spark_mq import Message, Queue, SweepReport, errors
 from spark_mq.delta import cleanup, tables
@@ -487,22 +481,6 @@ def test_housekeeping_keeps_what_is_young(delta_queue: Make) -> None:
     assert housekeep(queue, keep_versions=0, keep_seconds=3600) == 0
     assert loadable(queue) == before
     assert queue.sweep().cleaned_files == 0
-
-
-def test_housekeeping_goes_by_the_age_of_commits(delta_queue: Make) -> None:
-    """Of 20 commits the first 10 are an hour old."""
-    queue = delta_queue()
-    queue.publish("a")
-    cycle(queue, 5)
-    housekeep(queue, keep_versions=0, keep_seconds=3600)  # a checkpoint in between
-    old = DeltaTable(ledgers_of(queue).path).version()
-    for folder, _, names in os.walk(ledgers_of(queue).path):
-        for name in names:
-            os.utime(Path(folder, name), (1e9, 1e9))
-    cycle(queue, 5)
-    assert housekeep(queue, keep_versions=0, keep_seconds=1800) > 0
-    latest = DeltaTable(ledgers_of(queue).path).version()
-    assert loadable(queue) == list(range(old, latest + 1))
 
 
 def test_a_sweeper_whose_clock_is_ahead_cleans_no_more(

@@ -11,7 +11,7 @@ from support.handles import again, lease, trim
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.errors import DataLossError, InvalidOption
+from spark_mq.errors import InvalidOption
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -66,25 +66,6 @@ def test_a_longer_retention_keeps_what_another_handle_would_trim(
     assert trim(other) == 0
     queue.configure(retention=0)
     assert trim(other) == 1
-
-
-def test_a_hard_limit_reaches_groups_that_are_open_already(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    worker = again(queue).group()
-    queue.publish(["a", "b"])
-    first = worker.lease("w")
-    first.ack()
-    clock.advance("2h")
-    queue.configure(hard_retention="1h")
-    assert trim(queue) == 1
-    queue.configure(hard_retention=None)
-    queue.publish("c")
-    with pytest.raises(DataLossError) as caught:
-        worker.lease("w")
-    assert caught.value.data["lost"] == 1
-    found = worker.lease("w", fail_on_data_loss=False)
-    assert [m.value for m in found.messages] == [b"c"]
-    assert worker.stats().lost == 1
 
 
 def test_a_dedup_window_can_be_added(make: Make) -> None:

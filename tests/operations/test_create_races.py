@@ -50,10 +50,7 @@ def meanwhile(
 
 
 def each_step(
-    act: Callable[[], Any],
-    rival: Callable[[], object],
-    prepare: Callable[[], None],
-    where: str,
+    act: Callable[[], Any], rival: Callable[[], object], prepare: Callable[[], None], where: str
 ) -> Iterator[Any]:
     """Yield what comes of an act for each step of it at which the rival acts."""
     for at in itertools.count(1):

@@ -214,10 +214,7 @@ def test_a_worker_of_several_groups_is_listed_in_each(queue: Queue) -> None:
 
 
 def test_a_store_that_refuses_heartbeats_does_not_disturb_the_work(
-    queue: Queue,
-    clock: LookClock,
-    byte_store: ByteStore,
-    caplog: pytest.LogCaptureFixture,
+    queue: Queue, clock: LookClock, byte_store: ByteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = []
 

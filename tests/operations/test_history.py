@@ -230,9 +230,7 @@ def test_some_columns_are_those_of_the_whole_history(queue: Queue) -> None:
     )
 
 
-def test_the_kept_events_take_no_more_memory_than_they_are_counted_for(
-    delta_queue: Make,
-) -> None:
+def test_the_kept_events_take_no_more_memory_than_they_are_counted_for(delta_queue: Make) -> None:
     """They took three times as much, so that a process that sweeps for hours grew by 100 MB."""
     queue = delta_queue()
     for n in range(20):

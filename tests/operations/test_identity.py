@@ -67,11 +67,7 @@ def test_texts_that_name_one_place(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"azure_storage_account_name": "A"},
-        {"account_name": "a", "use_emulator": "true"},
-    ],
+    "options", [{"azure_storage_account_name": "A"}, {"account_name": "a", "use_emulator": "true"}]
 )
 def test_options_name_the_account_that_the_path_does_not(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str]

@@ -407,11 +407,7 @@ def test_workers_wait_out_any_outage(
 
 @pytest.mark.parametrize("where", OTHER_OUTAGES)
 def test_workers_wait_out_an_outage_of_ledgers_and_logs(
-    delta_queue: Make,
-    clock: ManualClock,
-    outage: Outage,
-    where: Any,
-    limits: Limits,
+    delta_queue: Make, clock: ManualClock, outage: Outage, where: Any, limits: Limits
 ) -> None:
     """The first one meets a worker that leases, the second one a handler that runs."""
     limits(outage_pause=0.0)
@@ -491,13 +487,7 @@ def test_a_worker_that_may_read_no_payload_from_the_start_ends(
     ],
 )
 def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
-    delta_queue: Make,
-    clock: ManualClock,
-    outage: Outage,
-    limits: Limits,
-    *,
-    verbs: Any,
-    error: Any,
+    delta_queue: Make, clock: ManualClock, outage: Outage, limits: Limits, *, verbs: Any, error: Any
 ) -> None:
     limits(outage_pause=0.0)
     queue = delta_queue(visibility_timeout="30d")

@@ -195,13 +195,8 @@ NOT_NAMES = ["", "a b", "a'b", "x" * 129, "__horizon", 5]
 NOT_POSITIONS = ["first", "2026-01-31T12:00:00", -1, True, 1.5, None, AWARE.date()]
 
 SETTINGS = [
-    *of(
-        "Queue.create",
-        "storage_options",
-        ["x"],
-        "give a mapping",
-        reported=("storage_options", "str"),
-    ),
+    *of("Queue.create", "storage_options", ["x"], "give a mapping",
+        reported=("storage_options", "str")),
     *of("Queue.create", "visibility_timeout", [*NOT_DURATIONS, None, 0, "0s"], "'30s'"),
     *of("memory_queue", "visibility_timeout", [0, None]),
     *[
@@ -231,9 +226,8 @@ SETTINGS = [
     *row("Queue.create", {"weights": {"a": 2}, "lanes": 4}, "order='fair'"),
     *row("Queue.create", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
     *row("Queue.create", {"retry_delay": "10s", "max_retry_delay": "5s"}, "is longer than"),
-    *row(
-        "queue.configure", {"dead_letter_path": "/tmp/x"}, "it is fixed when the queue is created"
-    ),
+    *row("queue.configure", {"dead_letter_path": "/tmp/x"},
+        "it is fixed when the queue is created"),
     *row("queue.configure", {"durable": False}, "each open handle chose how it writes"),
     *row("queue.configure", {"queue_id": "x"}, "rehome"),
     *row("queue.configure", {"home": "/x"}, "rehome"),
@@ -265,7 +259,7 @@ SETTINGS = [
     *row("ordered group.configure", {"weights": {"a": 2}}, "order='fair'"),
     *row("ordered group.configure", {"max_in_flight_per_key": 2, "order": "key"}, "order='key'"),
     *row("ordered group.configure", {"weights": {"a": 0}, "order": "fair"}, "0.01 to 100"),
-]
+]  # fmt: skip
 
 NAMES_AND_POSITIONS = [
     *of("queue.group", "group", [*NOT_NAMES, None], "letters"),
@@ -292,14 +286,8 @@ PUBLISHING = [
     *row("publish", {"producer_sequence": None, "producer_id": "p"}, "go together"),
     *row("publish", {"producer_sequence": 1}, "go together"),
     *row("publish", {"on_duplicate": "skip"}, "producer_id"),
-    *of(
-        "publish",
-        "on_duplicate",
-        ["skipp"],
-        "did you mean 'skip'",
-        producer_id="p",
-        producer_sequence=1,
-    ),
+    *of("publish", "on_duplicate", ["skipp"], "did you mean 'skip'", producer_id="p",
+        producer_sequence=1),
     *of("last_producer_sequence", "producer_id", ["no such name!", ""]),
     *of("publisher", "producer_id", ["no spaces"]),
     *of("publisher", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
@@ -331,7 +319,7 @@ PUBLISHING = [
     *row("schedule", {"starts_at": "5m"}, "give one with a zone"),
     *of("close_batch", "batch_id", ["a/b", 7]),
     *of("close_batch", "groups", [[]]),
-]
+]  # fmt: skip
 
 HANDLING = [
     *of("lease", "visibility_timeout", [*NOT_DURATIONS, 0], "'30s'"),
@@ -339,13 +327,8 @@ HANDLING = [
     *of("lease", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
     *of("lease", "max_bytes", [0, -1, 1.5, True, "", "many"], "is not a size"),
     *of("lease", "worker_id", NOT_NAMES, "letters"),
-    *of(
-        "lease",
-        "sequences",
-        [range(0, 4000, 2)],
-        "several leases, or give a range",
-        reported=("sequences", 2_000),
-    ),
+    *of("lease", "sequences", [range(0, 4000, 2)], "several leases, or give a range",
+        reported=("sequences", 2_000)),
     *of("held.extend", "timeout", [*NOT_DURATIONS, 0]),
     *of("group.extend", "timeout", [*NOT_DURATIONS, 0]),
     *of("held.nack", "delay", NOT_DURATIONS),
@@ -382,30 +365,12 @@ HANDLING = [
     ],
     *of("Retry", "delay", ["soon"]),
     *of("Retry", "delay", ["busy", "the other side is busy"], "not a duration", "Retry(error='"),
-    *of(
-        "Reject",
-        "error",
-        ["30s", " 5 minutes", 30, 0.5, timedelta(minutes=1)],
-        "is a duration",
-        "Use Retry(delay=",
-    ),
-    *of(
-        "work",
-        "format",
-        [Json()],
-        "cannot be used with ack='on_receive'",
-        ack="on_receive",
-        reported=("format", "on_receive"),
-    ),
-    *of(
-        "work by message",
-        "concurrency",
-        [4],
-        "concurrency",
-        handler=later,
-        threads=4,
-        reported=("threads", 4),
-    ),
+    *of("Reject", "error", ["30s", " 5 minutes", 30, 0.5, timedelta(minutes=1)], "is a duration",
+        "Use Retry(delay="),
+    *of("work", "format", [Json()], "cannot be used with ack='on_receive'", ack="on_receive",
+        reported=("format", "on_receive")),
+    *of("work by message", "concurrency", [4], "concurrency", handler=later, threads=4,
+        reported=("threads", 4)),
     *of("work", "max_messages", [0, "many", 2**31], "1 to"),
     *of("work", "threads", [0]),
     *of("work", "on_error", ["drop"], "nack", "reject", "ack", "raise"),
@@ -437,7 +402,7 @@ HANDLING = [
     *of("work by message", "timeout", ["1ms"], "is too short: give 1"),
     *of("work", "max_lease_duration", ["1ms"], "is too short: give 1"),
     *of("keep_alive", "max_lease_duration", ["1ms"], "is too short: give 1"),
-]
+]  # fmt: skip
 
 LOOKING = [
     *of("queue.peek", "key", [7], "is not text: give a str"),
@@ -457,12 +422,8 @@ LOOKING = [
     *of("queue.trace", "sequence", [7, 2**40, -1, "x"]),
     *row("queue.trace", {"sequence": None}, "give a sequence, message_id="),
     *row("queue.trace", {}, "give a sequence, message_id=", reported=("sequence", None)),
-    *row(
-        "queue.trace",
-        {"key": "k", "message_id": "m"},
-        "give a sequence, message_id=",
-        reported=("sequence", None),
-    ),
+    *row("queue.trace", {"key": "k", "message_id": "m"}, "give a sequence, message_id=",
+        reported=("sequence", None)),
     *row("queue.trace", {"sequence": 1, "key": "k"}, "give a sequence, message_id="),
     *row("queue.locate", {}, "one kind of name", reported=("sequence", None)),
     *row("queue.locate", {"sequence": 1, "message_id": "x"}, "one kind of name"),
@@ -477,22 +438,18 @@ LOOKING = [
     *of("plot.ages", "since", ["1000d"], every="1s", reported=("since/every", 1000 * 86_400)),
     *of("queue.sql", "sql", [b"\xff", 7], "is not text: give a str"),
     *of("queue.sql", "sql", ["SELECT nope FROM messages"], '"nope" not found'),
-    *of(
-        "queue.sql",
-        "sql",
+    *of("queue.sql", "sql",
         ["SELECT 1; SELECT 2", "DROP VIEW messages", "COPY messages TO '/tmp/x.csv'"],
-        "not one SELECT",
-    ),
+        "not one SELECT"),
     *of("queue.sql", "sql", ["SELECT * FROM read_text('/etc/passwd')"], "PermissionException"),
     *of("queue.sql", "sql", ["SELECT CAST(value AS INT) FROM messages"], "ConversionException"),
     *of("queue.sql", "sql", ["SELECT FROM"], "Parser Error"),
-]
+]  # fmt: skip
 
 DEAD_LETTERS = [
     *of("redrive", "where", ["nope = 1"], "The columns are dead_letter_sequence"),
-    *of(
-        "redrive", "where", ["Reasn = 1"], '"Reasn" not found', "(did you mean 'reason'?). Give SQL"
-    ),
+    *of("redrive", "where", ["Reasn = 1"], '"Reasn" not found',
+        "(did you mean 'reason'?). Give SQL"),
     *of("redrive", "where", ["xyzzy = 'x'"], '"xyzzy" not found in FROM clause. Give SQL'),
     *of("redrive", "where", ["key = 7"], "ConversionException for a message, so put TRY(...)"),
     *of("redrive", "where", ["reason ="], "Parser Error: syntax error at end of input"),
@@ -501,12 +458,8 @@ DEAD_LETTERS = [
     *of("redrive", "where", ["count(*) > 1"], "Aggregates cannot be present"),
     *of("redrive", "where", ["unnest([true, false])"], "it gives several values for a message"),
     *of("redrive", "where", ["sequence IN (SELECT 1 FROM x)"], "Table with name x does not exist"),
-    *of(
-        "redrive",
-        "where",
-        ["sequence IN (SELECT 1 FROM read_text('/etc/passwd'))"],
-        "disabled by config",
-    ),
+    *of("redrive", "where", ["sequence IN (SELECT 1 FROM read_text('/etc/passwd'))"],
+        "disabled by config"),
     *of("redrive", "where", ["key = '\udc80'"], "it isn't valid Unicode"),
     *of("redrive", "where", ["1 = 1) UNION SELECT 1 --", "true; DROP TABLE x"], "cannot be run"),
     *of("redrive", "where", ["  "], "it is empty"),
@@ -525,9 +478,8 @@ DEAD_LETTERS = [
     *of("discard_dead_letters", "where", ["  "], "it is empty"),
     *row("discard_dead_letters", {"where": None}, "where is missing"),
     *of("discard_dead_letters", "before", [-1], where="true"),
-    *of(
-        "replay", "since", ["soon"], "is neither a datetime with a time zone nor a time before now"
-    ),
+    *of("replay", "since", ["soon"],
+        "is neither a datetime with a time zone nor a time before now"),
     *of("replay", "since", ["2026-01-31T12:00:00"], "is neither a datetime"),
     *of("replay", "until", [True], "is neither a datetime"),
     *of("replay", "since", ["1h"], "is not before until='2h'", until="2h"),
@@ -543,7 +495,7 @@ DEAD_LETTERS = [
     *of("replay", "group", ["a b"], "is not a valid name"),
     *of("replay", "handler", [lambda: None], "cannot be called as handler(lease)"),
     *row("replay", {"handler": later}, "needs mode='message'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -647,10 +599,7 @@ OF_SCHEDULES = [
     ("expires_at", {"message": Message("x", expires_at=0)}),
     ("expires_at", {"message": Message("x", deliver_at="10m", expires_at="10m")}),
     ("expires_at", {"message": Message("x", expires_at="15m"), "jitter": "15m"}),
-    (
-        "expires_at",
-        {"message": Message("x", deliver_at="5m", expires_at="15m"), "jitter": "10m"},
-    ),
+    ("expires_at", {"message": Message("x", deliver_at="5m", expires_at="15m"), "jitter": "10m"}),
 ]
 
 
@@ -670,11 +619,7 @@ def test_a_message_that_no_schedule_may_publish(
         (Message("a", deliver_at="5m", expires_at="5m"), {}, "message 0"),
         (Message("a", deliver_at=AWARE, expires_at=AWARE), {}, "message 0"),
         (["a", Message("b", expires_at="5m")], {"deliver_at": "10m"}, "message 1"),
-        (
-            pa.table({"value": ["a"], "deliver_at": [AWARE], "expires_at": [AWARE]}),
-            {},
-            "message 0",
-        ),
+        (pa.table({"value": ["a"], "deliver_at": [AWARE], "expires_at": [AWARE]}), {}, "message 0"),
     ],
     ids=repr,
 )
@@ -687,10 +632,7 @@ def test_a_message_that_expires_before_it_is_due(
     for part in (which, "expires_at", "deliver_at", "Give a later expires_at"):
         assert part in str(caught.value)
     if isinstance(messages, Message):
-        with (
-            stock.queue.publisher() as publisher,
-            pytest.raises(InvalidOption, match="expires_at"),
-        ):
+        with stock.queue.publisher() as publisher, pytest.raises(InvalidOption, match="expires_at"):
             publisher.publish(messages)
 
 

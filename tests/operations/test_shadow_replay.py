@@ -19,16 +19,7 @@ from support.byte_store import ByteStore
 from support.limits import Limits
 from support.tables import context_of, ledgers_of, messages_of
 
-from spark_mq import (
-    Lease,
-    Message,
-    Queue,
-    ReceivedMessage,
-    Reject,
-    ReplayReport,
-    Retry,
-    Snooze,
-)
+from spark_mq import Lease, Message, Queue, ReceivedMessage, Reject, ReplayReport, Retry, Snooze
 from spark_mq.errors import InvalidHandlerResult
 from spark_mq.integrations.formats import Json
 from spark_mq.testing import ManualClock, memory_queue
@@ -134,8 +125,7 @@ def test_on_error_decides_what_an_exception_means(on_error: str, now: str, chang
 
 
 @pytest.mark.parametrize(
-    ("handler", "change"),
-    [(accept, "better"), (refuse, "same"), (lambda _: Reject("no"), "same")],
+    ("handler", "change"), [(accept, "better"), (refuse, "same"), (lambda _: Reject("no"), "same")]
 )
 def test_a_dropped_message_is_compared_as_a_dead_letter(handler: Any, change: str) -> None:
     queue = memory_queue(on_reject="drop")

@@ -138,9 +138,7 @@ def test_after_the_append_only_the_whole_lease_can_be_given_back(
     assert values(sink) == ["a", "b"]
 
 
-def test_a_group_settles_no_single_messages_of_a_lease_that_may_write(
-    group: ConsumerGroup,
-) -> None:
+def test_a_group_settles_no_single_messages_of_a_lease_that_may_write(group: ConsumerGroup) -> None:
     publish(group, "a", "b")
     lease = take(group)
     first = [lease.messages[0].sequence]

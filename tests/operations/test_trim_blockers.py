@@ -48,19 +48,6 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
 # -- groups without activity
 
 
-def test_off_by_default_a_group_holds_back_the_trim_for_ever(
-    make: Make, clock: ManualClock
-) -> None:
-    queue = make(retention="1h")
-    assert queue.settings.group_expiry is None
-    queue.group("gone").ensure()
-    queue.publish("a")
-    take_all(queue.group("live"))
-    clock.advance("300d")
-    assert trim(queue) == 0
-    assert queue.stats()["trim_blocked_by"] == ["gone"]
-
-
 def test_a_group_without_activity_no_longer_holds_back_the_trim(
     make: Make, clock: ManualClock
 ) -> None:

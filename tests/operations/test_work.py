@@ -20,12 +20,7 @@ from support.tables import context_of, group_ledger_of, on_commands
 from support.working import working
 
 from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
-from spark_mq.errors import (
-    DataLossError,
-    GroupBlocked,
-    InvalidHandlerResult,
-    LeaseLost,
-)
+from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, LeaseLost
 from spark_mq.ledger.acquire import Grant
 from spark_mq.testing import ManualClock
 

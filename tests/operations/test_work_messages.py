@@ -19,15 +19,7 @@ from support import working as worker
 from support.handles import again, lease, until
 from support.tables import context_of, group_ledger_of, on_commands
 
-from spark_mq import (
-    Queue,
-    ReceivedMessage,
-    Reject,
-    Retry,
-    Snooze,
-    WorkSummary,
-    errors,
-)
+from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.committer import GroupCommitter

@@ -35,12 +35,7 @@ Far more than it takes: a busy machine must not fail a test.
 
 def make_queue(path: Path | str, **settings: Any) -> Queue:
     """No margin, no backoff and no sync, so that nothing in a test waits for a clock or a disk."""
-    quick = {
-        "visibility_timeout": "5m",
-        "clock_skew": "0s",
-        "retry_delay": "0s",
-        "durable": False,
-    }
+    quick = {"visibility_timeout": "5m", "clock_skew": "0s", "retry_delay": "0s", "durable": False}
     return Queue.create(path, **{**quick, **settings})
 
 

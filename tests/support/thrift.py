@@ -9,17 +9,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = [
-    "BINARY",
-    "I32",
-    "I64",
-    "LIST",
-    "STRUCT",
-    "Struct",
-    "decode",
-    "encode",
-    "get",
-]
+__all__ = ["BINARY", "I32", "I64", "LIST", "STRUCT", "Struct", "decode", "encode", "get"]
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT, UUID = range(1, 14)
 _INTEGERS: Final = (I16, I32, I64)

@@ -162,9 +162,7 @@ def test_guesses_lock_out_only_their_own_address(visitors: Callable[..., Visitor
     assert page.answers(1, forged) == [429]
 
 
-def test_an_open_address_gives_no_session_to_who_guesses(
-    visitors: Callable[..., Visitors],
-) -> None:
+def test_an_open_address_gives_no_session_to_who_guesses(visitors: Callable[..., Visitors]) -> None:
     page = visitors()
     client = page.at("192.0.2.1")
     assert "set-cookie" not in client.get("/healthz").headers
@@ -238,10 +236,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             )
             options = {"address": "127.0.0.1", "port": 0, "listening": heard.put}
             thread = threading.Thread(
-                target=serve,
-                args=[QueueMonitor("/nowhere"), Access()],
-                kwargs=options,
-                daemon=True,
+                target=serve, args=[QueueMonitor("/nowhere"), Access()], kwargs=options, daemon=True
             )
             thread.start()
             ends.callback(thread.join, PATIENCE)
