@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from support.commands import Run, run_program, started
@@ -236,22 +235,6 @@ def test_a_process_exits_as_its_command_says(process: Run, queue: Queue) -> None
     assert "--set" in process("queue", "configure", queue.path, "--set", "x", expect=2).err
 
 
-@pytest.mark.slow
-def test_metrics_are_what_prometheus_reads(queue: Queue) -> None:
-    """Their values are those of tests/web/test_web_pages.py."""
-    parser = pytest.importorskip("prometheus_client.parser")
-    pytest.importorskip("starlette")
-    process = started("web", queue.path, "--port", "0")
-    address = process.stderr.readline().split()[-1] + "metrics"
-    with urlopen(address, timeout=30) as answer:
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        families = parser.text_string_to_metric_families(answer.read().decode())
-    assert {one.name: one.type for one in families}["spark_mq_settled"] == "counter"
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 0
-
-
 def test_a_port_in_use_is_refused(run: Run, queue: Queue) -> None:
     pytest.importorskip("starlette")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -428,27 +411,6 @@ def test_a_missing_extra_is_named_in_one_line() -> None:
     done = run_program(program)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "pip install 'spark-mq[cli]'" in done.err
-
-
-def keyed(run: Run, path: Path) -> Queue:
-    """Return a queue with lanes and an ordered group, made by commands."""
-    run("queue", "create", path, "--lanes", "8")
-    run("group", "configure", "billing", "--create", "-q", path)
-    assert "key" in run("group", "configure", "billing", "--set", "order=key", "-q", path).out
-    lines = [json.dumps({"k": "hot" if n % 2 else f"key-{n}"}) for n in range(20)]
-    run("publish", "-q", path, "--key-field", "k", stdin="\n".join(lines))
-    run("publish", "-q", path, "--key-field", "k", "--priority", "9", stdin='{"k": "hot"}')
-    return Queue.open(path)
-
-
-def test_top_shows_the_lane_that_holds_back_most(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "keyed"
-    queue = keyed(run, path)
-    assert "HELD LANE" not in run("top", "-q", path, "--count", "1").out
-    queue.group("billing").lease("worker-7", max_messages=1)
-    assert "HELD LANE" in run("top", "-q", path, "--count", "1").out
-    (held,) = run("top", "-q", path, "--count", "1", "-o", "json").row["held_lanes"]
-    assert (held["group"], held["held_by"]) == ("billing", "lease")
 
 
 def test_ctrl_c_ends_a_redrive_after_the_letters_in_hand(

@@ -93,32 +93,6 @@ def test_errors_that_differ_in_numbers_and_names_are_one_failure(clock: ManualCl
     assert [one.shape for one in queue.failures()] == ["KeyError: <text>"]
 
 
-def test_letters_of_two_status_codes_are_redriven_apart(clock: ManualClock) -> None:
-    queue = memory_queue(clock)
-    errors: list[tuple[str | None, str]] = [
-        (f"{kind}-{n}", error.format(n))
-        for n in range(3)
-        for kind, error in (
-            ("broken", "HTTPError: HTTP Error 400: Bad Request, order {}"),
-            ("busy", "HTTPError: HTTP Error 503: Service Unavailable, order {}"),
-            ("late", "HTTPStatusError: Server error '504 Gateway Timeout' for order '{}'"),
-        )
-    ]
-    with_errors(queue, errors)
-    failures = {one.shape: one for one in queue.failures()}
-    assert {shape: one.messages for shape, one in failures.items()} == {
-        "HTTPError: HTTP Error 400: Bad Request, order <n>": 3,
-        "HTTPError: HTTP Error 503: Service Unavailable, order <n>": 3,
-        "HTTPStatusError: Server error '504 Gateway Timeout' for order <text>": 3,
-    }
-    for shape, kind in (("503", "busy"), ("504", "late"), ("400", "broken")):
-        (where,) = (one.where for name, one in failures.items() if name and shape in name)
-        keys = queue.list_dead_letters(where=where)["key"].to_pylist()
-        assert sorted(keys) == [f"{kind}-{n}" for n in range(3)]
-        assert queue.redrive(where=where).messages == 3
-    assert queue.describe().dead_letters == 0
-
-
 def test_letters_between_redriven_ones_are_read_at_once(
     delta_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,8 +50,8 @@ def apply(queue: Queue, clock: ManualClock, step: tuple[str, int, int], held: li
             held.append(lease)
     elif held:
         lease = held.pop(group % len(held))
-        one = [lease.messages[0].sequence] if size > 2 and verb == "nack" else None
-        getattr(lease, verb)(one)
+        named = [lease.messages[0].sequence] if size > 2 and verb == "nack" else None
+        getattr(lease, verb)(named)
 
 
 def same(queue: Queue, look: Queue) -> None:
@@ -96,7 +96,7 @@ def test_a_second_look_reads_only_what_has_changed(
     reader, read = again(queue), byte_store.paths("read", of="leases")
 
     def groups() -> list[str]:
-        return sorted(found for path in read for found in re.findall("consumer_group=(.*?)/", path))
+        return sorted(name for path in read for name in re.findall("consumer_group=(.*?)/", path))
 
     reader.describe()
     assert groups() == [f"g{number}" for number in range(5)]
@@ -134,7 +134,7 @@ def test_a_damaged_group_does_not_hide_the_others(
     assert list(overview.damaged) == ["torn"]
     assert "torn" in overview.damaged["torn"]
     health = Queue.open(queue.path).health()
-    assert [one.check for one in health.problems] == ["unreadable"]
+    assert [problem.check for problem in health.problems] == ["unreadable"]
 
 
 def test_no_age_counts_what_is_scheduled_for_later() -> None:
@@ -149,14 +149,14 @@ def test_no_age_counts_what_is_scheduled_for_later() -> None:
         overview = queue.describe(lanes=True)
         text = exposition({queue.path: overview}).decode()
         served = re.findall(r"^spark_mq_oldest_(?:unsettled|lane_head)_age\S* (\S+)$", text, re.M)
-        found = {timedelta(seconds=float(one)) for one in served} or {None}
-        found |= {overview.groups["g"].oldest_unsettled_age, overview.lanes["g"].oldest_head_age}
-        found |= {one.oldest_age for one in group.priorities()}
-        return {None if one is None else round(one / timedelta(minutes=1)) for one in found}
+        ages = {timedelta(seconds=float(age)) for age in served} or {None}
+        ages |= {overview.groups["g"].oldest_unsettled_age, overview.lanes["g"].oldest_head_age}
+        ages |= {level.oldest_age for level in group.priorities()}
+        return {None if age is None else round(age / timedelta(minutes=1)) for age in ages}
 
     clock.advance("3h")
     assert minutes() == {170}, "since 10 minutes after its publish"
-    assert sum(one.head_age is None for one in group.lanes()) == 1
+    assert sum(lane.head_age is None for lane in group.lanes()) == 1
     assert not queue.health(max_age="2h", max_unswept=None).healthy
     group.lease("w").ack()
     assert minutes() == {None}

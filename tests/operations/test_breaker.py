@@ -44,7 +44,7 @@ def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: M
     for part in ("5 leases failed in a row", "KeyError: 'ammount'", f"next trial is at {trial}"):
         assert part in stats.blocked_because
     assert "set breaker_threshold=None" in stats.blocked_because
-    (problem,) = [one for one in queue.health().problems if one.check == "blocked"]
+    (problem,) = [problem for problem in queue.health().problems if problem.check == "blocked"]
     assert "set breaker_threshold=None" in problem.text
     assert queue.group().lease("w", wait="10ms") is None
 

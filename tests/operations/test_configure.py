@@ -89,10 +89,10 @@ def test_an_unchanged_setting_makes_no_commit(delta_queue: Make) -> None:
 
 def test_changes_at_once_are_all_kept(delta_queue: Make) -> None:
     queue = delta_queue()
-    one, two = again(queue), again(queue)
-    one.stats()
-    two.stats()
-    one.configure(retention="1d")
-    two.configure(message_ttl="2d")
+    first, second = again(queue), again(queue)
+    first.stats()
+    second.stats()
+    first.configure(retention="1d")
+    second.configure(message_ttl="2d")
     settings = again(queue).settings
     assert (settings.retention, settings.message_ttl) == (DAY, 2 * DAY)

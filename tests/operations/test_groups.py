@@ -26,8 +26,8 @@ Make = Callable[..., Queue]
 
 def held(queue: Queue, group: str = "default") -> list[bytes]:
     """What a lease gets now, if anything."""
-    found = queue.group(group).lease("w", max_messages=100)
-    return [] if found is None else [m.value for m in found.messages]
+    taken = queue.group(group).lease("w", max_messages=100)
+    return [] if taken is None else [m.value for m in taken.messages]
 
 
 # -- settings
@@ -234,7 +234,7 @@ def test_a_numbered_name_is_no_misspelling_of_another_number(
     queue = make()
     for name in ("worker-1", "worker-2", "audit", "worker", "worker_10", "audit2"):
         queue.group(name).ensure()
-    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == []
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
     with pytest.raises(GroupNotFound, match="The queue has audit, audit2, worker,") as missing:
         queue.group("worker-3", create=False).stats()
     assert "Did you mean" not in str(missing.value)
@@ -328,10 +328,10 @@ def test_a_group_that_a_hard_limit_cut_is_reported_until_it_accepts_the_loss(
         with pytest.raises(DataLossError, match="seek") as caught:
             handle.group().lease("w")
         assert caught.value.data["lost"] == 2, "what is leased may have been read"
-    found = queue.group().lease("w", fail_on_data_loss=False)
-    assert [m.value for m in found.messages] == [b"d"]
+    taken = queue.group().lease("w", fail_on_data_loss=False)
+    assert [m.value for m in taken.messages] == [b"d"]
     assert queue.group().stats().lost == 2
-    found.release()
+    taken.release()
     assert held(again(queue)) == [b"d"], "reported and accepted once, it is the past"
 
 
@@ -347,8 +347,8 @@ def leased_by_stream(queue: Queue) -> list[bytes]:
 
 
 def leased_by_worker(queue: Queue) -> list[bytes]:
-    found = queue.group().lease("w", max_messages=9, fail_on_data_loss=False)
-    return [] if found is None else [m.value for m in found.messages]
+    taken = queue.group().lease("w", max_messages=9, fail_on_data_loss=False)
+    return [] if taken is None else [m.value for m in taken.messages]
 
 
 @pytest.mark.parametrize("knows_file", [True, False])
@@ -392,8 +392,8 @@ def test_a_message_that_a_hard_limit_drops_under_its_lease_is_lost_and_not_dead(
     queue.publish("c")
     with pytest.raises(DataLossError):
         queue.group().lease("w")
-    found = queue.group().lease("w", fail_on_data_loss=False)
-    assert [m.value for m in found.messages] == [b"c"]
+    taken = queue.group().lease("w", fail_on_data_loss=False)
+    assert [m.value for m in taken.messages] == [b"c"]
     stats = queue.group().stats()
     assert (stats.lost, stats.dead, stats.leased) == (2, 0, 1)
 

@@ -38,11 +38,11 @@ def test_the_messages_and_the_table_of_a_lease_are_the_same(queue: Queue) -> Non
     lease = queue.group().lease("worker", max_messages=3)
     lease.reject([lease.messages[1].sequence])
     table, both = lease.table(), set(lease.table().column_names)
-    both &= {one.name for one in fields(ReceivedMessage)} - {"headers"}
-    rows = [{name: getattr(one, name) for name in both} for one in lease.messages]
+    both &= {field.name for field in fields(ReceivedMessage)} - {"headers"}
+    rows = [{name: getattr(message, name) for name in both} for message in lease.messages]
     assert table.select(sorted(both)).to_pylist() == rows, "settled ones stay in both"
     assert [dict(pairs or ()) for pairs in table["headers"].to_pylist()] == [
-        one.headers for one in lease.messages
+        message.headers for message in lease.messages
     ]
     assert set(table.column_names) - both == {"headers", "lease_id", "lease_expires_at"}
 
@@ -53,7 +53,7 @@ def test_a_lease_taken_for_a_message_gets_a_hint(
     queue.publish(["a"])
     lease = queue.group().lease("w")
     assert lease is not None
-    monkeypatch.setattr(Lease, "table", property(lambda one: one.lost))
+    monkeypatch.setattr(Lease, "table", property(lambda lease: lease.lost))
     for name, text in (
         ("value", 'Give mode="message"'),
         ("json", 'Give mode="message"'),

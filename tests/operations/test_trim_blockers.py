@@ -35,7 +35,11 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
     assert report.trim_blocked_by == ("slow", "stuck")
     assert str(report).endswith("trim blocked by: slow, stuck")
     assert again(queue).stats()["trim_blocked_by"] == ["slow", "stuck"]
-    blockers = [(one.group, one.messages) for one in queue.blockers() if one.blocks == "trim"]
+    blockers = [
+        (blocker.group, blocker.messages)
+        for blocker in queue.blockers()
+        if blocker.blocks == "trim"
+    ]
     assert sorted(blockers) == [("slow", 2), ("stuck", 2)]
     take_all(queue.group("slow"))
     assert queue.stats()["trim_blocked_by"] == ["stuck"]
@@ -65,8 +69,8 @@ def test_a_group_without_activity_no_longer_holds_back_the_trim(
     with pytest.raises(DataLossError, match="group_expiry") as caught:
         gone.lease("w")
     assert caught.value.data["lost"] == 2
-    found = gone.lease("w", fail_on_data_loss=False)
-    assert [message.value for message in found.messages] == [b"c"]
+    taken = gone.lease("w", fail_on_data_loss=False)
+    assert [message.value for message in taken.messages] == [b"c"]
     assert gone.stats().lost == 2
 
 

@@ -104,15 +104,15 @@ def test_two_that_begin_at_once_give_way_and_one_sweeps_soon(
     with monkeypatch.context() as patch:
         patch.setattr(upkeep, "read_heartbeats", together(upkeep.read_heartbeats))
         patch.setattr(upkeep, "write_heartbeat", together(upkeep.write_heartbeat))
-        threads = [threading.Thread(target=one.run) for one in both]
+        threads = [threading.Thread(target=sweeps.run) for sweeps in both]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
     assert len(swept) <= 1, "the later one to look sees the other"
     clock.advance("10s")
-    for one in both:
-        one.run()
+    for sweeps in both:
+        sweeps.run()
     assert swept == [queue.path]
 
 

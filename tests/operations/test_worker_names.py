@@ -141,8 +141,8 @@ def _identity(_: int) -> tuple[int, str]:
 @pytest.mark.slow
 def test_each_process_has_an_identity_of_its_own() -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        found = dict(pool.map(_identity, range(8), chunksize=1))
-    found[os.getpid()] = identify_worker("w")
-    assert len(set(found.values())) == len(found)
+        identities = dict(pool.map(_identity, range(8), chunksize=1))
+    identities[os.getpid()] = identify_worker("w")
+    assert len(set(identities.values())) == len(identities)
     assert identify_worker("w") == identify_worker("w")
     assert user._process_id(-1) != user._process_id(os.getpid()), "a fork has another pid"

@@ -633,8 +633,11 @@ def test_metrics_are_what_prometheus_reads(visit: Visit, queue: Queue, tmp_path:
     second.publish("a")
     second.group("g").lease("w")
     answer = visit().get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = [*text_string_to_metric_families(answer.text)]
-    assert len({one.name for one in families}) == len(families)
+    types = {family.name: family.type for family in families}
+    assert len(types) == len(families)
+    assert types["spark_mq_settled"] == "counter"
     found = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in families
