@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextvars import copy_context
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import typer
 
@@ -23,6 +19,7 @@ from spark_mq.interfaces.cli.command import (
     load_format,
     option,
     parse_sequence,
+    stopping,
 )
 from spark_mq.interfaces.cli.output import (
     FAILED,
@@ -58,8 +55,6 @@ _LETTER_COLUMNS: Final = columns(
     "dead_letter_sequence sequence message_id consumer_group delivery_count reason error key value"
 )
 _WHERE: Final = option("SQL over the columns, such as \"reason = 'rejected'\".")
-
-T = TypeVar("T")
 
 
 @command("dlq list")
@@ -151,7 +146,7 @@ def redrive(
 ) -> Rows | Mapping[str, Any]:
     """Publish dead letters again, each once, for the group in which it died. Asks first.
 
-    Ctrl-C ends it after the letters in hand, 10,000 or those of a second at most.
+    Ctrl-C and SIGTERM end it after the letters in hand, 10,000 or those of a second at most.
     """
     check_sql("--where", where)
     queue = ctx.queue
@@ -170,10 +165,9 @@ def redrive(
         if counted.messages:
             letters = show_count(counted.messages, "dead letter")
             ctx.confirm(f"Redrive {letters} {which} {_place(counted, to)}{how}?")
-    stop = threading.Event()
-    call = partial(queue.redrive, where=where, limit=limit, rate=rate, stop=stop, **place, **repair)
-    with track("redriven", limit if where else _letters_to_redrive(queue, limit)):
-        done = _until_interrupted(call, stop)
+    total = limit if where else _letters_to_redrive(queue, limit)
+    with stopping() as stop, track("redriven", total):
+        done = queue.redrive(where=where, limit=limit, rate=rate, stop=stop, **place, **repair)
     if stop.is_set():
         redriven = show_number(done.messages)
         complain(f"interrupted. Redriven: {redriven}. Run it again for the rest")
@@ -258,22 +252,3 @@ def _trial(
 def _trial_cells(row: Any) -> Mapping[str, Any]:
     before, after = show_change(row["value"], row.get("new_value"))
     return {**row, "value": before, "new_value": after}
-
-
-def _until_interrupted(call: Callable[[], T], stop: threading.Event) -> T:
-    """Return the result of a call. Ctrl-C sets `stop`, and a second one leaves at once."""
-    # In a thread of its own, because Ctrl-C interrupts the main thread at any line.
-    future, context = Future[T](), copy_context()
-
-    def run() -> None:
-        try:
-            future.set_result(context.run(call))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="spark_mq redrive", daemon=True).start()
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        stop.set()
-        return future.result()
