@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from array import array
 from bisect import bisect_left
-from dataclasses import replace
 from itertools import accumulate
 
 import pyarrow as pa
@@ -15,20 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.having import having
 
-from spark_mq.ledger.data_files import PART_FILES, SparseColumn, Texts
 from spark_mq.ledger.intervals import encode_replaced
 from spark_mq.ledger.message_index import (
     DataFile,
     DeliveryTimes,
-    FileColumns,
     FileSlice,
     MessageIndex,
     sequence,
 )
 from spark_mq.ledger.slots import SlotLayout, decode_slots, encode_slots
 from spark_mq.util.clock import SECOND
-
-NUMBERS = ("first", "rows", "size", "committed_at")
 
 
 @st.composite
@@ -157,11 +151,11 @@ def test_a_slice_across_files_and_commits():
     ]
 
 
-@pytest.mark.parametrize("first", [0, 2])
-def test_files_out_of_order_are_refused(first):
+@pytest.mark.parametrize("firsts", [[0], [2], [5, 4]])
+def test_files_out_of_order_are_refused(firsts):
     index = MessageIndex([DataFile(0, 3, "a", 1, 1)], 0)
     with pytest.raises(ValueError, match="out of order"):
-        index.extended([DataFile(first, 1, "b", 1, 1)], 1)
+        index.extended([DataFile(first, 1, "b", 1, 1) for first in firsts], 1)
 
 
 def test_commits_without_messages_move_the_version_and_it_never_steps_back():
@@ -223,42 +217,6 @@ def test_whole_commits_are_forgotten_and_never_the_last(log):
         assert left == versions & (needed | set(sorted(versions)[-1:]))
 
 
-@given(logs(), st.data())
-def test_columns_are_the_files(log, data):
-    """A list that was grown file by file is the same as one that was read in columns."""
-    files, version = log
-    timed = [
-        replace(f, times=DeliveryTimes.of([(1, 5, None), (max(1, f.rows - 1), None, 9)]))
-        if f.rows > 1 and data.draw(st.booleans())
-        else f
-        for f in files
-        if f.rows
-    ]
-    grown = MessageIndex(timed, version)
-    assert list(grown.files) == timed
-    half = MessageIndex()
-    for part in (timed[: len(timed) // 2], timed[len(timed) // 2 :]):
-        columns = FileColumns(
-            *(array("q", (getattr(f, name) for f in part)) for name in NUMBERS),
-            Texts.of([f.path for f in part]),
-            SparseColumn(
-                array("q", [f.first for f in part if f.times is not None]),
-                tuple(f.times.data for f in part if f.times is not None),
-            ),
-        )
-        half = half.extended_columns(columns, version)
-    assert half.files == grown.files
-    assert half.total == grown.total
-    assert list(half.files.after(len(timed) // 2)) == timed[len(timed) // 2 :]
-
-
-def test_columns_out_of_order_are_refused():
-    one = [array("q", [5, 4]), array("q", [1, 1]), array("q", [1, 1]), array("q", [1, 1])]
-    columns = FileColumns(*one, Texts.of(["a", "b"]))
-    with pytest.raises(ValueError, match="files out of order: 4 after 5"):
-        MessageIndex().extended_columns(columns, 1)
-
-
 def test_an_index_costs_about_a_hundred_bytes_a_file():
     """Objects for each file took 1.2 KB."""
     gc.collect()
@@ -308,7 +266,6 @@ def test_an_index_never_changes_and_a_longer_one_shares_most_of_it(
         assert index.slots_in(0, index.last_sequence) == whole or not known
     sizes = [len(part) for part in indexes[-1].files.parts]
     assert len(sizes) <= 2 + total.bit_length()
-    assert all(size >= PART_FILES for size in sizes[:-1])
 
 
 @pytest.mark.parametrize("asked_at", [{0, 1, 900, 1_500, 2_999}, {2_999}])
@@ -393,10 +350,3 @@ def test_files_for_one_group_are_known_to_the_others() -> None:
     assert rest.for_others(0, four, "audit") == [(three, three + 2)]
     index = index.extended([DataFile(sequence(6, 0), 1, "f", 1, 0)], 6)
     assert index.for_others(0, sequence(9, 0), "lake") == [(two, two + 1)]
-    columns = FileColumns(
-        *(array("q", column) for column in ([one, two], [1, 2], [1, 2], [0, 0])),
-        Texts.of(["a", "b"]),
-        groups=SparseColumn(array("q", [two]), Texts.of(["mail"])),
-    )
-    loaded = MessageIndex().extended_columns(columns, 2)
-    assert loaded.for_others(0, two, "lake") == [(two, two)]
