@@ -29,7 +29,6 @@ from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
-from spark_mq.ledger.settle import ACK, SettlePart
 from spark_mq.ledger.sink_writes import parse_writes
 from spark_mq.ledger.stream_batch import left_batch_app_id, parse_lease_id
 from spark_mq.operations.keep_alive import KeepAlive
@@ -45,16 +44,6 @@ def queue(clock: ManualClock) -> Queue:
 
 
 # -- offers and leases
-
-
-def test_an_offer_makes_the_group_and_leases_nothing(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    runner = Runner(queue)
-    assert runner.offer()
-    assert queue.groups() == ["g"]
-    assert queue.group("g").stats().ready == 2
-    assert [o["batch"] for o in runner.checkpoint.offsets] == [0, 1]
-    assert len({o["stream"] for o in runner.checkpoint.offsets}) == 1
 
 
 def test_a_batch_of_a_filtered_group_has_only_what_matches(queue: Queue) -> None:
@@ -174,12 +163,6 @@ def test_a_new_checkpoint_does_not_warn_of_messages_before_the_start_of_its_grou
     for _ in range(2):
         StreamSource(group_ledger_of(late), StreamOptions()).initial()
     assert "already settled" not in caplog.text
-
-
-def test_an_empty_queue_offers_where_it_started(queue: Queue) -> None:
-    runner = Runner(queue)
-    assert not runner.offer()
-    assert notes(queue)[-1]["operation"] == "create group"
 
 
 def test_batch_0_of_an_empty_queue_is_empty_whichever_stream_id_spark_kept(queue: Queue) -> None:
@@ -367,16 +350,6 @@ def _batch_of(plan: BatchPlan) -> tuple[str, int]:
     return parts[0], parts[1]
 
 
-def test_a_stream_leaves_the_messages_of_other_workers_alone(queue: Queue) -> None:
-    receipt = queue.publish(["a", "b"])
-    other = queue.group("g").lease("other")
-    assert other is not None
-    runner = Runner(queue)
-    assert sequences(runner.batch()) == [receipt.sequences[1]]
-    assert not runner.offer()
-    assert other.ack().settled == 1
-
-
 def test_two_streams_share_a_group_and_no_message(queue: Queue) -> None:
     receipt = queue.publish([str(i) for i in range(20)])
     one, two = Runner(queue, max_messages=3), Runner(queue, max_messages=4)
@@ -393,19 +366,6 @@ def test_two_streams_share_a_group_and_no_message(queue: Queue) -> None:
 
 
 # -- replays
-
-
-def test_a_batch_that_died_before_its_lease_runs_empty_and_loses_nothing(queue: Queue) -> None:
-    receipt = queue.publish(["a", "b"])
-    dead = Runner(queue)
-    assert dead.offer()  # the offset is in the log; no lease
-    successor = Runner(queue, dead.checkpoint)
-    assert sequences(successor.batch()) == []
-    assert mark(successor) == 4
-    assert successor.alive == []
-    assert sequences(successor.batch()) == list(receipt.sequences)
-    assert not successor.offer()
-    assert queue.group("g").stats().acked == 2
 
 
 def test_a_replay_takes_over_what_the_batch_holds_and_counts_it(queue: Queue) -> None:
@@ -466,19 +426,6 @@ def test_a_row_that_was_nacked_is_never_acked_by_a_replay(queue: Queue, clock: M
     assert queue.group("g").stats().acked == 1
 
 
-def test_a_replay_of_an_empty_batch_stays_empty(queue: Queue) -> None:
-    queue.publish("a")
-    dead = Runner(queue)
-    assert dead.offer()
-    faster = queue.group("g").lease("faster")  # between the offer and the lease
-    assert sequences(dead.plan()) == []
-    faster.release()
-    successor = Runner(queue, dead.checkpoint)
-    assert sequences(successor.batch()) == []
-    assert queue.group("g").stats().ready == 1
-    assert len(sequences(successor.batch())) == 1
-
-
 def test_a_replay_takes_what_expired_and_nobody_leased_since(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -489,21 +436,6 @@ def test_a_replay_takes_what_expired_and_nobody_leased_since(
     assert queue.group("g").expire() == 2  # folded by somebody's operation
     successor = Runner(queue, dead.checkpoint)
     assert sequences(successor.batch()) == list(receipt.sequences)
-
-
-def test_a_replay_whose_messages_went_to_another_worker_is_empty_and_fails_nothing(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(["a", "b"])
-    dead = Runner(queue)
-    dead.begun()
-    clock.advance("2m")
-    other = queue.group("g").lease("other", max_messages=10)
-    assert other is not None
-    successor = Runner(queue, dead.checkpoint)
-    assert sequences(successor.batch()) == []
-    assert not successor.offer()
-    assert other.ack().settled == len(other)
 
 
 def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
@@ -658,37 +590,6 @@ def test_a_replay_acks_the_batches_before_it(queue: Queue) -> None:
     assert queue.group("g").stats().acked == 1
 
 
-@pytest.mark.parametrize(
-    "died",
-    ["before the lease", "before the sink", "before the ack", "before the commit", "nowhere"],
-)
-def test_one_death_anywhere_in_a_batch_leaves_each_message_once_in_an_idempotent_sink(
-    queue: Queue, died: str
-) -> None:
-    receipt = queue.publish([str(i) for i in range(10)])
-    sink: dict[int, list[int]] = {}
-    checkpoint = Checkpoint()
-    runner = Runner(queue, checkpoint, max_messages=4)
-    alive = died == "nowhere"
-    while runner.replays or runner.offer():
-        number = checkpoint.offsets[-1]["batch"]
-        for step in ("before the lease", "before the sink", "before the ack", "before the commit"):
-            if not alive and number == 2 and died == step:
-                alive = True
-                runner = Runner(queue, checkpoint, max_messages=4)
-                break
-            if step == "before the lease":
-                plan = runner.plan()
-            elif step == "before the sink":
-                sink.setdefault(number, sequences(plan))  # skips what it has seen
-            elif step == "before the ack":
-                group_ledger_of(runner.group).settle([SettlePart(ACK, plan.lease_id)])
-            else:
-                runner.commit()
-    assert sorted(s for rows in sink.values() for s in rows) == list(receipt.sequences)
-    assert queue.group("g").stats().acked == 10
-
-
 # -- starts after a stop
 
 
@@ -732,33 +633,6 @@ def test_a_frozen_driver_leases_nothing_after_its_batch_was_replayed(queue: Queu
         frozen.plan()
     assert (caught.value.batch, caught.value.mark) == (1, 4)  # type: ignore[attr-defined]
     assert queue.group("g").stats().ready == 2
-
-
-def test_a_frozen_driver_settles_nothing_of_a_batch_that_was_taken_over(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    frozen = Runner(queue)
-    plan = frozen.begun()
-    taken = Runner(queue, frozen.checkpoint).plan()
-    with pytest.raises(LeaseLost):
-        frozen.group.ack(plan.lease_id)
-    frozen.commit()
-    assert not frozen.offer(), "nor when Spark asks it for what follows"
-    assert states(queue) == [(LEASED, 2, taken.lease_id)]
-
-
-def test_a_frozen_driver_does_not_ack_its_successors_next_batch(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    frozen = Runner(queue, max_messages=1)
-    frozen.batch()
-    copy = frozen.checkpoint.copy()
-    successor = Runner(queue, copy, max_messages=1)
-    second = successor.batch()
-    queue.publish("c")
-    assert frozen.offer()
-    with pytest.raises(StreamFenced):
-        frozen.plan()
-    assert states(queue)[0] == (LEASED, 1, second.lease_id)
-    assert queue.group("g").stats().acked == 1, "batch 1, by the successor"
 
 
 def test_a_successor_that_started_earlier_acks_only_leases_of_its_own(queue: Queue) -> None:
@@ -997,16 +871,6 @@ def test_messages_of_a_missing_file_are_dead_at_once_and_the_rest_go_on(queue: Q
     assert "missing" in (dead.error or "")
     assert not runner.offer()
     assert queue.group("g").stats().acked == 1
-
-
-def test_a_batch_of_nothing_but_missing_files_is_empty(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    messages_of(queue).files.delete(messages_of(queue).index().files[0].path)
-    runner = Runner(queue)
-    assert sequences(runner.batch()) == []
-    assert runner.alive == []
-    assert not runner.offer()
-    assert queue.group("g").stats().dead == 2
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
