@@ -77,6 +77,20 @@ class Context:
         return to_micros(self.rig.clock())
 
 
+class Settled(NamedTuple):
+    """A settle, and what came of it."""
+
+    group: str
+    verb: str
+    lease: str
+    named: bool
+    delay: int | None
+    ranges: tuple[tuple[int, int], ...]
+    lost: tuple[tuple[int, int, str], ...]
+    returned: tuple[tuple[int, int], ...]
+    """What the lease lost behind an earlier message of the same key."""
+
+
 class Watched(ConsumerGroup):
     """A group that keeps the outcome of each settle."""
 
@@ -90,17 +104,9 @@ class Watched(ConsumerGroup):
         outcomes = self._settle_of_ledger(wanted)
         for one, outcome in zip(wanted, outcomes, strict=True):
             named = one.intervals is not None and not one.whole
-            self._ctx.emit(
-                "settle",
-                one.verb,
-                one.lease_id,
-                named,
-                one.delay,
-                tuple(outcome.ranges),
-                tuple(outcome.lost),
-                self.name,
-                tuple(outcome.returned),
-            )
+            came = map(tuple, (outcome.ranges, outcome.lost, outcome.returned))
+            settled = Settled(self.name, one.verb, one.lease_id, named, one.delay, *came)
+            self._ctx.emit("settle", settled)
         return outcomes
 
 
@@ -146,13 +152,8 @@ class Program:
             return stored_key(value, store)
 
         tape = tuple((kind, reported(value), type(error)) for kind, value, error in proc.tape)
-        return (
-            proc.pc,
-            reported(proc.local),
-            reported(proc.source) if proc.source else None,
-            proc.ids,
-            tape,
-        )
+        source = reported(proc.source) if proc.source else None
+        return proc.pc, reported(proc.local), source, proc.ids, tape
 
 
 @dataclass
@@ -204,11 +205,8 @@ def restored(
     source = StreamSource(group_ledger_of(group), options, keep_alive=Alive, runner=plain["runner"])
     source._offered, source._planned = plain["_offered"], dict(plain["_planned"])
     source._alive = None if plain["_alive"] is None else Alive(*plain["_alive"])
-    source._bound, source._checked, source._first = (
-        plain["_bound"],
-        plain["_checked"],
-        plain["_first"],
-    )
+    for name in ("_bound", "_checked", "_first"):
+        setattr(source, name, plain[name])
     return source
 
 
@@ -410,7 +408,7 @@ class Driver(Program):
             "end": log.ends[-1] if replay else None,
             "fresh": True,
         }
-        return Proc("plan" if replay else "ask", _local(local), source, proc.ids + 1)
+        return Proc("plan" if replay else "ask", sorted_items(local), source, proc.ids + 1)
 
     def _source(self, ctx: Context) -> StreamSource:
         return restored(ctx.group(), self.options, ctx.source)
@@ -438,11 +436,8 @@ class Driver(Program):
     def plan(self, ctx: Context) -> str:
         source = self._source(ctx)
         (stream, n), start = ctx.local["end"], ctx.local["start"]
-        begin = (
-            {"stream": stream, "batch": 0}
-            if start is None
-            else {"stream": start[0], "batch": start[1]}
-        )
+        of, number = (stream, 0) if start is None else start
+        begin = {"stream": of, "batch": number}
         try:
             plan = source.plan(begin, {"stream": stream, "batch": n})
         except StreamFenced:
@@ -501,12 +496,7 @@ class Driver(Program):
     def extend(self, ctx: Context) -> None:
         """What the background extension does, while the batch runs: see KeepAlive."""
         lease_id, timeout, _ = dict(ctx.source)["_alive"]
-        try:
-            ctx.group().extend(lease_id, timeout / SECOND)
-        except LeaseLost:
-            ctx.emit("not_extended", lease_id)
-        else:
-            ctx.emit("extended", lease_id)
+        extend(ctx, lease_id, timeout / SECOND)
 
     def may_extend(self, proc: Proc, store: Store) -> bool:
         """Whether the background extension is at work, and would change anything."""
@@ -525,8 +515,18 @@ class Driver(Program):
         ctx.store = ctx.store._replace(checkpoints=tuple(every))
 
 
-def _local(given: dict[str, Any]) -> Local:
+def sorted_items(given: dict[str, Any]) -> Local:
     return tuple(sorted(given.items(), key=lambda item: item[0]))
+
+
+def extend(ctx: Context, lease_id: str, seconds: float, *row: int) -> None:
+    """Extend a lease, or one of its messages, and tell what came of it."""
+    try:
+        ctx.group().extend(lease_id, seconds, list(row) or None)
+    except LeaseLost:
+        ctx.emit("not_extended", lease_id, *row)
+    else:
+        ctx.emit("extended_one" if row else "extended", lease_id, *row)
 
 
 # -- workers without Spark
@@ -583,6 +583,7 @@ class Worker(Program):
         )
 
 
+ANY_MOVE: Final = (NACK, "nack one", RELEASE, "extend", "leave", "ack one")
 SNOOZE: Final = 100 * SECOND
 """Longer than a lease lasts."""
 
@@ -598,15 +599,7 @@ class Fickle(Worker):
     ) -> None:
         super().__init__(name, who, most=most)
         self.moves = moves
-        self.verbs = tuple(verbs) or (
-            NACK,
-            "nack one",
-            REJECT,
-            RELEASE,
-            "extend",
-            "leave",
-            "ack one",
-        )
+        self.verbs = tuple(verbs) or (*ANY_MOVE, REJECT)
 
     def start(self, proc: Proc, store: Store) -> Proc | None:
         return proc._replace(pc="lease", local=(("moves", self.moves),))
@@ -621,10 +614,10 @@ class Fickle(Worker):
         ctx.local["moves"] = moves - 1
         if verb == "leave":
             return "lease"
-        if verb == "extend":
-            self.extend(ctx)
+        if verb == "extend":  # for less than it may have left, which must not shorten it
+            extend(ctx, ctx.local["lease"], 10)
         elif verb == "extend one":
-            self.extend_one(ctx)
+            extend(ctx, ctx.local["lease"], 90, ctx.local["rows"][0])
         elif verb == "snooze":
             self.settle(ctx, RELEASE, delay=SNOOZE)
         elif verb == "snooze one":
@@ -637,23 +630,3 @@ class Fickle(Worker):
         else:
             self.settle(ctx, verb)
         return "work"
-
-    @staticmethod
-    def extend(ctx: Context) -> None:
-        lease_id = ctx.local["lease"]
-        try:
-            ctx.group().extend(lease_id, 10)  # less than it may have left: that must not shorten it
-        except LeaseLost:
-            ctx.emit("not_extended", lease_id)
-        else:
-            ctx.emit("extended", lease_id)
-
-    @staticmethod
-    def extend_one(ctx: Context) -> None:
-        lease_id, row = ctx.local["lease"], ctx.local["rows"][0]
-        try:
-            ctx.group().extend(lease_id, 90, [row])
-        except LeaseLost:
-            ctx.emit("not_extended", lease_id, row)
-        else:
-            ctx.emit("extended_one", lease_id, row)

@@ -10,26 +10,25 @@ from typing import Any, NamedTuple
 
 from spark_mq import Message
 from spark_mq.errors import TablesDisagree
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING
 from spark_mq.ledger.slots import SlotLayout
 
-from .actors import OFF, Checkpoint, Context, Driver, Event, Poison, Proc, Program, Worker
+from .actors import (
+    OFF,
+    Checkpoint,
+    Context,
+    Driver,
+    Event,
+    Poison,
+    Proc,
+    Program,
+    Worker,
+    sorted_items,
+)  # fmt: skip
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
 from .invariants import Batch, Notes, Onlooker
 from .reference import ReferenceGroup, ReferenceMessage
-from .storage import (
-    AVAILABLE,
-    BLOCKED,
-    DEAD,
-    IDS,
-    LEASED,
-    SECOND,
-    SETTLED,
-    TRANSFERRING,
-    Book,
-    Rig,
-    Store,
-    log_key,
-)
+from .storage import IDS, SECOND, Book, Rig, Store, log_key
 
 LANES = 4
 """Of a queue whose messages have keys."""
@@ -86,13 +85,8 @@ class Delivery(World):
             "max_delivery_attempts": attempts, "retry_delay": "10s",
             "max_in_flight": cap, "breaker_threshold": None, **settings,
         }  # fmt: skip
-        self.programs, self.bounds, self.skew, self.tick, self.attempts = (
-            tuple(programs),
-            bounds,
-            skew,
-            tick,
-            attempts,
-        )
+        self.programs, self.bounds, self.skew = tuple(programs), bounds, skew
+        self.tick, self.attempts = tick, attempts
         self.rig = Rig(given, fine=fine, retention=retention, lanes=LANES if keys else 0)
         self.setup = tuple(setup)
         """Who works, one after the other and until nothing is left, before anything else
@@ -139,10 +133,8 @@ class Delivery(World):
             state = State(store, (program.start(Proc(), store),), notes, tuple(Bounds(0, 0, 0)))
             while True:
                 label, *step = self._run_now(0, state.procs[0], state.store)[0]
-                if (step[0], step[1]) == (state.procs[0], state.store) or step[0].pc in (
-                    OFF,
-                    "ended",
-                ):
+                ended = step[0].pc in (OFF, "ended")
+                if ended or (step[0], step[1]) == (state.procs[0], state.store):
                     break
                 state = self._after(state, 0, state.procs[0], *step, label)
             store, notes = state.store, state.notes
@@ -158,14 +150,8 @@ class Delivery(World):
         )
         marks = tuple((app, number) for app, (number, _) in store.marks)
         dead_books = tuple((group, book.key(store.now)) for group, book in store.dead_books)
-        durable = (
-            books,
-            marks,
-            store.checkpoints,
-            log_key(store.log),
-            log_key(store.dead),
-            dead_books,
-        )
+        logs = log_key(store.log), log_key(store.dead)
+        durable = books, marks, store.checkpoints, logs, dead_books
         return durable, procs, self.onlooker.key(state.notes, store), state.budget
 
     # -- what may happen
@@ -176,10 +162,8 @@ class Delivery(World):
             if first not in (None, at):
                 continue
             if proc.pc == OFF:
-                if (
-                    self._may_start(state, at)
-                    and (begun := program.start(proc, state.store)) is not None
-                ):
+                begun = program.start(proc, state.store) if self._may_start(state, at) else None
+                if begun is not None:
                     yield f"start:{program.name}", self._with(state, at, begun)
                 continue
             if proc.pc == "ended":
@@ -187,11 +171,9 @@ class Delivery(World):
             for label, after, store, events in self._run(at, proc, state.store):
                 yield label, self._after(state, at, proc, after, store, events, label)
             if isinstance(program, Driver) and program.may_extend(proc, state.store):
-                store, events = self._extend(at, proc, state.store)
-                yield (
-                    f"{program.name} extends",
-                    self._after(state, at, proc, proc, store, events, f"{program.name} extends"),
-                )
+                label = f"{program.name} extends"
+                step = self._extend(at, proc, state.store)
+                yield label, self._after(state, at, proc, proc, *step, label)
 
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
         bounds, first = Bounds(*state.budget), self._unseen(state)
@@ -262,14 +244,10 @@ class Delivery(World):
         heads = [book.head for _, book in state.store.books]
         waits += [head.breaker.next_trial_at for head in heads if head.breaker.next_trial_at]
         later = [at for at in waits if at > now]
-        return (
-            (
-                f"pass:{(min(later) - now) / SECOND:g}s",
-                state._replace(store=state.store._replace(now=min(later))),
-            )
-            if later
-            else None
-        )
+        if not later:
+            return None
+        store = state.store._replace(now=min(later))
+        return f"pass:{(min(later) - now) / SECOND:g}s", state._replace(store=store)
 
     def finished(self, state: State) -> bool:
         book = state.store.book("g")
@@ -286,22 +264,14 @@ class Delivery(World):
         """What else must hold of what is durable. Raises Violation."""
 
     def over(self, state: State) -> bool:
-        return self.attempts is None and bool(
-            self.must_live
-        )  # what is left is a poison that is tried for ever
+        return self.attempts is None and bool(self.must_live)  # a poison is tried for ever
 
     # -- one step of a process
 
     def _after(
-        self,
-        state: State,
-        at: int,
-        proc: Proc,
-        after: Proc,
-        store: Store,
-        events: tuple[Event, ...],
-        label: str,
-    ) -> State:
+        self, state: State, at: int, proc: Proc, after: Proc, store: Store,
+        events: tuple[Event, ...], label: str,
+    ) -> State:  # fmt: skip
         try:
             notes: Notes = self.onlooker.note(state.notes, state.store, store, events)
         except AssertionError as wrong:
@@ -309,9 +279,7 @@ class Delivery(World):
         if store is not state.store:
             self.check(store)
         moved = self._with(state, at, after)._replace(store=store, notes=notes)
-        if (
-            after.pc == OFF and self._other(state, at) is None
-        ):  # the query fails: as good as a crash of it
+        if after.pc == OFF and self._other(state, at) is None:  # a query fails, as by a crash
             moved = moved._replace(notes=self.onlooker.crash(moved.notes, self._batch(state, at)))
         return moved
 
@@ -328,12 +296,7 @@ class Delivery(World):
             ctx = Context(self.rig, tape, proc, store)
             try:
                 pc = program.run(ctx, proc.pc)
-                after = Proc(
-                    pc,
-                    tuple(sorted(ctx.local.items(), key=lambda item: item[0])),
-                    ctx.source,
-                    IDS.drawn,
-                )
+                after = Proc(pc, sorted_items(ctx.local), ctx.source, IDS.drawn)
             except Suspend:
                 pc, after = proc.pc, proc._replace(tape=tape.kept)
             except AssertionError as wrong:
@@ -346,15 +309,11 @@ class Delivery(World):
                 after = Proc(ids=after.ids)
             saved = self.rig.save(ctx.store)
             done = any(kind == EFFECT and error is None for kind, _, error in tape.answers)
-            if (
-                pc == proc.pc
-                and not done
-                and (after.local, after.source) == (proc.local, proc.source)
-            ):
+            same = (after.local, after.source) == (proc.local, proc.source)
+            if pc == proc.pc and not done and same:
                 after = after._replace(ids=proc.ids)  # it has only looked
-            label = f"{program.name} {proc.pc}" + (
-                f" (choice {','.join(map(str, picks))})" if picks else ""
-            )
+            choice = f" (choice {','.join(map(str, picks))})" if picks else ""
+            label = f"{program.name} {proc.pc}{choice}"
             outcomes.append((label, after, saved, tuple(ctx.events)))
             todo += [
                 (*picks, *(0,) * n, option)
@@ -404,17 +363,11 @@ class Delivery(World):
         mine = self.programs[at]
         if not isinstance(mine, Driver):
             return None
-        return next(
-            (
-                n
-                for n, program in enumerate(self.programs)
-                if n != at
-                and isinstance(program, Driver)
-                and program.checkpoint == mine.checkpoint
-                and state.procs[n].pc != OFF
-            ),
-            None,
-        )
+        for n, program in enumerate(self.programs):
+            same = isinstance(program, Driver) and program.checkpoint == mine.checkpoint
+            if n != at and same and state.procs[n].pc != OFF:
+                return n
+        return None
 
     def _may_start(self, state: State, at: int) -> bool:
         """A driver is started again when none is at work on its checkpoint.

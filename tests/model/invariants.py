@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spark_mq.ledger.acquire import AcquireRequest
-from spark_mq.ledger.ranges import Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING, Range
 from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id
 
-from .actors import Event
+from .actors import Event, Settled
 from .explorer import Violation
 from .reference import ReferenceGroup, ReferenceMessage
-from .storage import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING, Book, Store
+from .storage import Book, Store
 
 Batch = tuple[str, Any]
 """A write to a sink: the transaction's app and version, or a worker's lease."""
@@ -114,10 +114,10 @@ class Onlooker:
             return new.sought(before).finish()
         for event in events:
             if event[0] == "settle":
-                if event[7] == self.group:
-                    settles.append(event)
-                    new.settle(*event[1:7])
-                    new.returned_behind(event[2], event[8])
+                if event[1].group == self.group:
+                    settles.append(event[1])
+                    new.settle(event[1])
+                    new.returned_behind(event[1])
             elif event[0] != "hand":
                 getattr(new, event[0])(*event[1:])
         if (old_book := before.book(self.group)) is not (
@@ -146,37 +146,24 @@ class Onlooker:
         now = store.now
         book = store.book(self.group)
         view = book.view(self.messages) if book else (None,) * len(self.messages)
+        known = zip(
+            view, notes.copies, notes.due_from, notes.handed, notes.top, notes.holder,
+            notes.blamed, strict=True,
+        )  # fmt: skip
         each = tuple(
-            (True, c)
+            (True, copies)
             if row is not None and row.state == SETTLED
-            else (h, t, o, b, c, max(0, d - now))
-            for row, h, t, o, b, c, d in zip(
-                view,
-                notes.handed,
-                notes.top,
-                notes.holder,
-                notes.blamed,
-                notes.copies,
-                notes.due_from,
-                strict=True,
-            )
+            else (copies, max(0, due_from - now), *rest)
+            for row, copies, due_from, *rest in known
         )
         until = tuple((lease, at - now) for lease, at in notes.until)
+        trial_from = notes.breaker.trial_from
+        trial_from = None if trial_from is None else max(0, trial_from - now)
+        breaker = notes.breaker._replace(trial_from=trial_from)
         return (
-            each,
-            notes.seen,
-            notes.sizes,
-            notes.given,
-            until,
-            notes.trouble,
-            notes.passed,
-            notes.breaker._replace(
-                trial_from=None
-                if notes.breaker.trial_from is None
-                else max(0, notes.breaker.trial_from - now)
-            ),
-            notes.excused,
-        )
+            each, notes.seen, notes.sizes, notes.given, until, notes.trouble, notes.passed,
+            breaker, notes.excused,
+        )  # fmt: skip
 
 
 def batch_of(lease_id: str) -> Batch:
@@ -190,11 +177,8 @@ class _Noting:
         self.onlooker, self.notes, self.before, self.after = onlooker, notes, before, after
         self.at, self.now = onlooker._at, after.now
         self.handed, self.top, self.holder = list(notes.handed), list(notes.top), list(notes.holder)
-        self.blamed, self.copies, self.due_from = (
-            list(notes.blamed),
-            list(notes.copies),
-            list(notes.due_from),
-        )
+        self.blamed, self.copies = list(notes.blamed), list(notes.copies)
+        self.due_from = list(notes.due_from)
         self.seen, self.sizes, self.until = dict(notes.seen), dict(notes.sizes), dict(notes.until)
         self.given, self.trouble = set(notes.given), set(notes.trouble)
         self.passed, self.breaker, self.excused = notes.passed, notes.breaker, set(notes.excused)
@@ -275,11 +259,9 @@ class _Noting:
                     f"{count}"
                 )
 
-    def settle(
-        self, verb: str, lease: str, named: bool, delay: int | None, ranges: Any, lost: Any
-    ) -> None:
-        """A settle, and what came of it."""
-        for at in self._in(ranges):
+    def settle(self, settled: Settled) -> None:
+        verb, lease, delay = settled.verb, settled.lease, settled.delay
+        for at in self._in(settled.ranges):
             self.touched.add(at)
             if self.holder[at] != lease:
                 raise Violation(
@@ -293,7 +275,7 @@ class _Noting:
             if verb in ("nack", "release"):
                 self.given.add((lease, at))
                 self.trouble.add((batch_of(lease), -1 - at))
-            if verb == "reject" or (verb == "nack" and named):
+            if verb == "reject" or (verb == "nack" and settled.named):
                 self.blamed[at] = True
             if verb == "release":
                 self.released.add(at)
@@ -307,7 +289,7 @@ class _Noting:
                 and (row.expires_at or 0) >= self.now
             ):
                 self.due_from[at] = self.now + (self.onlooker.backoff if delay is None else delay)
-        for at in self._in((first, last) for first, last, _ in lost):
+        for at in self._in((first, last) for first, last, _ in settled.lost):
             row = self._before(at)
             if (
                 self.holder[at] == lease
@@ -325,13 +307,13 @@ class _Noting:
                     f"{verb} of message {at} by {lease} is refused, though it is settled already"
                 )
 
-    def returned_behind(self, lease: str, ranges: Any) -> None:
+    def returned_behind(self, settled: Settled) -> None:
         """Messages that a lease has lost, because it gave back an earlier one of their key."""
-        for at in self._in(ranges):
+        for at in self._in(settled.returned):
             self.returned.add(at)
             self.touched.add(at)
-            self.given.add((lease, at))
-            self.trouble.add((batch_of(lease), -1 - at))
+            self.given.add((settled.lease, at))
+            self.trouble.add((batch_of(settled.lease), -1 - at))
 
     def intervened(self, m: int, how: str, force: bool) -> None:
         """The owner has changed a message. A lease that held it may no longer settle it."""
@@ -356,13 +338,13 @@ class _Noting:
     def paused(self, now: bool) -> None:
         self.breaker = self.breaker._replace(paused=now)
 
-    def _watch_breaker(self, group: ReferenceGroup, settles: list[Event]) -> None:
+    def _watch_breaker(self, group: ReferenceGroup, settles: list[Settled]) -> None:
         """Count the leases that failed. A world with a breaker lets none expire."""
-        for _, verb, _, _, _, ranges, *_ in settles:
-            seqs = [self.onlooker.messages[at] for at in self._in(ranges)]
-            if seqs and verb == "ack":
+        for settled in settles:
+            seqs = [self.onlooker.messages[at] for at in self._in(settled.ranges)]
+            if seqs and settled.verb == "ack":
                 group.worked(seqs)
-            elif seqs and verb == "nack":
+            elif seqs and settled.verb == "nack":
                 group.lease_failed(seqs[0], self.now)
         book = self.after.book(self.onlooker.group)
         is_open = book is not None and book.head.breaker.opened_at is not None
@@ -434,13 +416,8 @@ class _Noting:
                 if a != b:
                     raise Violation(f"a seek moves message {at}, which is being routed: {b}")
                 continue
-            self.handed[at], self.top[at], self.holder[at], self.blamed[at], self.copies[at] = (
-                0,
-                0,
-                None,
-                False,
-                frozenset(),
-            )
+            self.handed[at], self.top[at], self.holder[at] = 0, 0, None
+            self.blamed[at], self.copies[at] = False, frozenset()
             if b is not None and b.state == SETTLED:
                 self.excused.add(at)
         return self
@@ -452,9 +429,6 @@ class _Noting:
         if cap is None or live < cap:
             raise Violation(f"nothing may be leased, though only {live} messages are in flight")
 
-    def excuse(self, rows: tuple[int, ...]) -> None:
-        self.excused |= {self.at[m] for m in rows}
-
     def _in(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
         spans = list(ranges)
         return [at for m, at in self.at.items() if any(first <= m <= last for first, last in spans)]
@@ -465,7 +439,7 @@ class _Noting:
 
     # -- what became of the ledger
 
-    def moved(self, old: tuple[Range | None, ...], book: Book, settles: list[Event]) -> None:
+    def moved(self, old: tuple[Range | None, ...], book: Book, settles: list[Settled]) -> None:
         _check_form(book)
         new = self.view
         granted = [
@@ -478,15 +452,10 @@ class _Noting:
                 continue
             if a is not None and a.state == SETTLED and (b is None or b.state != SETTLED):
                 raise Violation(f"message {at} was settled, and is {b}")
-            if (
-                a is not None
-                and a.lease_id
-                and (b is None or b.lease_id != a.lease_id)
-                and self._replayed(a.lease_id)
-            ):
-                self.given.add(
-                    (a.lease_id, at)
-                )  # taken over, or given back by a replay: its right is gone
+            lost = a is not None and a.lease_id and (b is None or b.lease_id != a.lease_id)
+            if lost and self._replayed(a.lease_id):  # type: ignore[union-attr]
+                # Taken over, or given back by a replay: its right is gone.
+                self.given.add((a.lease_id, at))  # type: ignore[union-attr]
             if at in granted:
                 self._granted(at, a, b)  # type: ignore[arg-type]
             elif a is not None and a.state == LEASED and (b is None or b.state != LEASED):
@@ -543,15 +512,12 @@ class _Noting:
                 and not b.lease_id
             ):
                 self.given.add((a.lease_id, at))  # another lease has one of its keys
-        for one in settles:
-            if one[1] == "nack" and one[3]:
-                for at in self._in(one[5]):
-                    if new[at] is not None and new[at].state == AVAILABLE and new[at].suspect:  # type: ignore[union-attr]
-                        raise Violation(f"message {at} was nacked by name, and is suspect")
-            elif one[1] == "nack" and self.sizes.get(one[2]) == 1:
-                for at in self._in(one[5]):
-                    if new[at] is not None and new[at].state == AVAILABLE and new[at].suspect:  # type: ignore[union-attr]
-                        raise Violation(f"message {at} was nacked alone, and is suspect")
+        for settled in settles:
+            to_blame = settled.named or self.sizes.get(settled.lease) == 1
+            for at in self._in(settled.ranges) if settled.verb == "nack" and to_blame else ():
+                row = new[at]
+                if row is not None and row.state == AVAILABLE and row.suspect:
+                    raise Violation(f"message {at} was nacked by name or alone, and is suspect")
 
     def _reference(self, old: tuple[Range | None, ...], granted: list[int]) -> ReferenceGroup:
         """The group as a lease finds it: expired, and with what was settled in this step."""
@@ -665,11 +631,8 @@ class _Noting:
                 if self.sizes.get(lease) == 1:
                     self.blamed[at] = True
                 return
-            if b is None or (b.delivery_count, b.lease_id, b.suspect) != (
-                a.delivery_count - 1,
-                None,
-                a.suspect,
-            ):
+            before = a.delivery_count - 1, None, a.suspect
+            if b is None or (b.delivery_count, b.lease_id, b.suspect) != before:
                 raise Violation(
                     f"message {at} is released, and not as it was before the lease: {a}, now {b}"
                 )
@@ -708,11 +671,8 @@ class _Noting:
     def _same_batch(self, at: int, then: Range | None) -> bool:
         mine = self.view[at]
         assert mine is not None
-        return (
-            then is not None
-            and then.state == LEASED
-            and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
-        )
+        held = then is not None and then.state == LEASED
+        return held and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
 
 
 def _check_form(book: Book) -> None:

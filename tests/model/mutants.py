@@ -17,10 +17,11 @@ from spark_mq.ledger.budget import Budget
 from spark_mq.ledger.commands import Change
 from spark_mq.ledger.isolation import LAST, REST, SUSPECT, Head
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
+from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.publishes import PendingPublish
 
 from .actors import flaky_late
-from .storage import HORIZON, SECOND
+from .storage import SECOND
 
 LATER = 10**12
 """Microseconds, more than any world lasts."""

@@ -11,6 +11,7 @@ from typing import Any
 from spark_mq.ledger.settle import NACK, REJECT, RELEASE
 
 from .actors import (
+    ANY_MOVE,
     SECOND,
     Driver,
     Fickle,
@@ -218,8 +219,10 @@ def ordered(large: bool) -> World:
     """Keys in order: a worker that gives back, extends and leaves messages as it likes, and one
     that works.
     """
-    verbs = (NACK, "nack one", RELEASE, "extend", "leave", "ack one")
-    workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=1)]
+    workers = [
+        Fickle("v", 1, most=3, moves=3 if large else 2, verbs=ANY_MOVE),
+        Worker("w", 2, most=1),
+    ]
     return Delivery(workers, Bounds(crashes=0, ticks=1), keys=KEYS, order="key", attempts=4)
 
 
@@ -249,8 +252,10 @@ def ordered_stream(large: bool) -> World:
 
 def limited_by_key(large: bool) -> World:
     """One message of each key at a time: a worker that does as it likes, and one that works."""
-    verbs = (NACK, "nack one", RELEASE, "extend", "leave", "ack one")
-    workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=3)]
+    workers = [
+        Fickle("v", 1, most=3, moves=3 if large else 2, verbs=ANY_MOVE),
+        Worker("w", 2, most=3),
+    ]
     given = {"keys": KEYS, "max_in_flight_per_key": 1, "attempts": 4}
     return Delivery(workers, Bounds(crashes=0, ticks=1), **given)
 

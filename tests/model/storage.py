@@ -26,11 +26,10 @@ import spark_mq.streaming.source
 from spark_mq import Queue, QueueSettings
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
-from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.ranges import SETTLED, Ledger, Range
 from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_files import LedgerSnapshot
-from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.testing import ManualClock
 
 from .explorer import EFFECT, FREE, READ, Tape
@@ -41,16 +40,6 @@ BEGIN = 1_000_000 * SECOND
 MARGIN = 5 * SECOND
 """More than any clock_skew: a deadline that is past by less is not over yet."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-UNREAD, SETTLED, AVAILABLE, LEASED, DEAD, BLOCKED, TRANSFERRING = (
-    "unread",
-    "settled",
-    "available",
-    "leased",
-    "dead",
-    "blocked",
-    "transferring",
-)
 
 _INSTANTS = ("expires_at", "available_at", "leased_at", "first_leased_at", "first_failed_at")
 
@@ -235,43 +224,36 @@ class Rig:
 
     def queue(self) -> Queue:
         """A handle as a process has one: new for each run of an operation."""
-        leases, logs = (
-            (("read", "txn_number", "groups"), ("write",)),
-            (("index", "last_number"), ("commit", "drop")),
-        )
-        if not self.fine:
-            logs = (("last_number",), ("commit", "drop"))
-        dead = QueueContext(
-            "memory/dead_letters", QueueSettings.for_dead_letters(),
-            _Taped(self, self.dead_log, *logs), _Taped(self, self.dead_leases, *leases),
-            history=NoHistory(), clock=self.clock,  # type: ignore[arg-type]
-            open_dead_letters=lambda itself, **_: itself,
-        )  # fmt: skip
-        context = QueueContext(
-            "memory", self.settings, _Taped(self, self.log, *logs),
-            _Taped(self, self.leases, *leases), history=NoHistory(),
-            clock=self.clock,  # type: ignore[arg-type]
-            open_dead_letters=lambda _, **__: dead,
-        )  # fmt: skip
+        reads = ("index", "last_number") if self.fine else ("last_number",)
+
+        def taped(log: MemoryMessages, leases: MemoryLedgers) -> tuple[_Taped, _Taped]:
+            return (
+                _Taped(self, log, reads, ("commit", "drop")),
+                _Taped(self, leases, ("read", "txn_number", "groups"), ("write",)),
+            )
+
+        own = QueueSettings.for_dead_letters()
+        dead = self._context("memory/dead_letters", own, *taped(self.dead_log, self.dead_leases))
+        context = self._context("memory", self.settings, *taped(self.log, self.leases), dead)
         context.payloads.readable = _ALL
         return Queue(context)
+
+    def _context(
+        self, path: str, settings: QueueSettings, log: Any, leases: Any,
+        dead: QueueContext | None = None,
+    ) -> QueueContext:  # fmt: skip
+        history: Any = NoHistory()
+        return QueueContext(
+            path, settings, log, leases, history=history, clock=self.clock,
+            open_dead_letters=lambda itself, **_: dead or itself,
+        )  # fmt: skip
 
     def publish(self, *commits: Any) -> Log:
         """What the log holds once these have been published, one commit each."""
         self.clock.tape = Tape((), False, ())
-        log = self.log
         for messages in commits:
-            context = QueueContext(
-                "memory",
-                self.settings,
-                log,
-                self.leases,
-                history=NoHistory(),
-                clock=self.clock,
-                open_dead_letters=lambda itself, **_: itself,
-            )
-            Queue(context).publish(messages)
-        return self._taken(log, Log())
+            Queue(self._context("memory", self.settings, self.log, self.leases)).publish(messages)
+        return self._taken(self.log, Log())
 
     def load(self, store: Store, tape: Tape) -> None:
         self.clock.now, self.clock.tape = store.now, tape
@@ -281,40 +263,24 @@ class Rig:
         for log, held in ((self.log, store.log), (self.dead_log, store.dead)):
             if held not in self._indexes:
                 self._indexes[held] = MessageIndex(held.files, held.version, lanes=log.lanes)
-            log.held_index, log.active, log.numbers = (
-                self._indexes[held],
-                set(held.active),
-                dict(held.numbers),
-            )
+            log.held_index, log.active = self._indexes[held], set(held.active)
+            log.numbers = dict(held.numbers)
 
     @staticmethod
-    def _load(
-        leases: MemoryLedgers,
-        books: Iterable[tuple[str, Book]],
-        version: int,
-        changed: Iterable[tuple[str, int]],
-    ) -> None:
+    def _load(leases: MemoryLedgers, books: Any, version: int, changed: Any) -> None:
         leases.ledgers = {group: book.ledger for group, book in books}
-        leases.changed = dict(changed)
-        leases.latest = version
+        leases.changed, leases.latest = dict(changed), version
 
     def save(self, store: Store) -> Store:
         """What is durable now; ``checkpoints`` as they were."""
-        books, dead_books = (
-            self._saved(self.leases, store.books),
-            self._saved(self.dead_leases, store.dead_books),
-        )
-        log, dead = self._taken(self.log, store.log), self._taken(self.dead_log, store.dead)
         marks = self.leases.txns
         if not self.fine:  # nobody holds anything that may be out of date
             marks = {app: (number, 0) for app, (number, _) in marks.items()}
         store = store._replace(
-            books=books,
-            dead_books=dead_books,
-            log=log,
-            dead=dead,
-            marks=tuple(sorted(marks.items())),
-        )
+            books=self._saved(self.leases, store.books), log=self._taken(self.log, store.log),
+            dead_books=self._saved(self.dead_leases, store.dead_books),
+            dead=self._taken(self.dead_log, store.dead), marks=tuple(sorted(marks.items())),
+        )  # fmt: skip
         if not self.fine:
             return store
         return store._replace(
@@ -460,26 +426,3 @@ def log_key(log: Log) -> Hashable:
         tuple(app for app, _ in log.numbers),
         len(log.active),
     )
-
-
-__all__ = [
-    "AVAILABLE",
-    "BEGIN",
-    "BLOCKED",
-    "DEAD",
-    "HORIZON",
-    "IDS",
-    "LEASED",
-    "SECOND",
-    "SETTLED",
-    "TRANSFERRING",
-    "UNREAD",
-    "Book",
-    "Log",
-    "Rig",
-    "Store",
-    "deterministic",
-    "ledger_key",
-    "log_key",
-    "stored_key",
-]  # fmt: skip
