@@ -78,20 +78,6 @@ def test_an_instant_that_waits_for_a_sweep_is_the_next_one(make: Make, clock: Ma
     assert queue.schedules()[0].next_at == NOON + timedelta(hours=1)
 
 
-@pytest.mark.parametrize(
-    ("catch_up", "expected"),
-    [("latest", ["15 14:00"]), ("all", ["15 13:00", "15 14:00"]), ("none", ["15 14:00"])],
-)
-def test_after_a_time_without_sweeps_the_rule_decides(
-    make: Make, clock: ManualClock, catch_up: str, expected: list[str]
-) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up=catch_up)
-    clock.advance("130m")
-    assert queue.sweep().scheduled == len(expected)
-    assert instants(queue) == expected
-
-
 def test_many_missed_instants_are_published_in_several_sweeps(
     make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,16 +305,6 @@ def test_a_schedule_made_again_starts_at_its_creation(make: Make, clock: ManualC
     clock.advance("1h")
     queue.sweep()
     assert instants(queue) == ["15 13:00", "15 20:00"]
-
-
-def test_a_start_in_the_future_is_the_first_instant(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    start = NOON + timedelta(minutes=100)
-    made = queue.schedule("s", every="1h", message="x", starts_at=start, catch_up="all")
-    assert (made.starts_at, made.next_at) == (start, start)
-    clock.advance("4h")
-    queue.sweep()
-    assert instants(queue) == ["15 13:40", "15 14:40", "15 15:40"]
 
 
 def test_changes_are_noted_with_the_person(make: Make) -> None:

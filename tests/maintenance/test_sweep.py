@@ -213,14 +213,6 @@ def test_new_dead_are_routed_behind_what_another_sweeper_left(make: Make) -> Non
     assert sorted(dead_values(queue)) == [b"0", b"1", b"new"]
 
 
-def test_a_seek_leaves_what_is_being_routed_alone(make: Make) -> None:
-    queue = with_dead(make(), 2)
-    route_killed(queue, at=2)
-    queue.group().seek("latest")
-    assert route(queue.group()) == 2
-    assert dead_values(queue) == [b"0", b"1"]
-
-
 def test_dead_letters_can_go_to_a_queue_of_ones_own(tmp_path: Path, clock: ManualClock) -> None:
     shared = Queue.create(tmp_path / "shared", clock=clock)
     queue = with_dead(
@@ -285,16 +277,6 @@ def test_settled_and_old_is_trimmed(make: Make, clock: ManualClock) -> None:
     assert files_on_disk(queue) == 1
     assert [m.value for m in lease(queue).messages] == [b"d"]
     assert again(queue).stats()["published"] == 4
-
-
-def test_what_is_younger_than_the_retention_stays(make: Make, clock: ManualClock) -> None:
-    queue = make(retention="1d")
-    queue.publish("a")
-    lease(queue).ack()
-    clock.advance("23h")
-    assert trim(queue) == 0
-    clock.advance("2h")
-    assert trim(queue) == 1
 
 
 def test_the_retention_counts_from_the_publish_not_from_the_settle(

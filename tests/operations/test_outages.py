@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -675,8 +674,9 @@ def test_a_settle_of_the_handler_that_fails_counts_nothing(
 
 @pytest.mark.parametrize("ack", ["on_success", "on_receive"])
 def test_a_settle_waits_for_the_store_and_keeps_its_lease(
-    delta_queue: Make, byte_store: ByteStore, ack: str
+    delta_queue: Make, byte_store: ByteStore, limits: Limits, ack: str
 ) -> None:
+    limits(outage_pause=0.0)
     queue = delta_queue(visibility_timeout="1s", clock_skew=0)
     queue = Queue.open(queue.path)  # by the machine's clock: the lease is to be extended
     queue.publish(["a", "b"])
@@ -848,30 +848,6 @@ def test_dead_letters_are_routed_and_redriven_only_once_they_can_be_read(
                 queue.redrive()
     assert queue.redrive().messages == 2
     assert drained(queue) == [(b"a", 1), (b"b", 1)]
-
-
-@pytest.mark.parametrize("step", [pytest.param(41, id="some"), slow(3)])
-def test_an_outage_at_any_call_routes_and_redrives_each_dead_letter_once(
-    tmp_path: Path, clock: ManualClock, outage: Outage, step: int
-) -> None:
-    after = step // 2
-    while True:
-        queue = Queue.create(tmp_path / str(after), clock=clock, durable=False)
-        queue.publish(["a", "b"])
-        lease(queue).reject(error="no")
-        before = outage.failed
-        with outage.of("everything", after=after), suppress(OSError):
-            queue.sweep()
-            queue.redrive()
-        clock.advance("1h")
-        queue.sweep()
-        queue.redrive()
-        assert drained(queue) == [(b"a", 1), (b"b", 1)], f"after {after} calls"
-        assert queue.dead_letters.stats()["published"] == 2
-        if outage.failed == before:
-            break
-        after += step
-    assert after > 80
 
 
 # -- damage
