@@ -313,7 +313,7 @@ _TEXTS: Final = dict.fromkeys(("slots", "batches", "replaces", "groups"), _TEXT)
 _TEXTS["times"] = pa.large_binary()
 
 
-class FileList(Sequence[DataFile]):
+class FileList:
     """All published files in sequence order, after some messages that were forgotten."""
 
     def __init__(self, parts: Iterable[FileColumns] = (), forgotten: int = 0) -> None:
@@ -360,13 +360,7 @@ class FileList(Sequence[DataFile]):
     def __len__(self) -> int:
         return self._places[-1]
 
-    @overload
-    def __getitem__(self, at: int) -> DataFile: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[DataFile]: ...
-    def __getitem__(self, at: int | slice) -> DataFile | list[DataFile]:
-        if isinstance(at, slice):
-            return [self[place] for place in range(*at.indices(len(self)))]
+    def __getitem__(self, at: int) -> DataFile:
         number, place = self._at(range(len(self))[at])
         return self.parts[number].file(place)
 
@@ -378,7 +372,7 @@ class FileList(Sequence[DataFile]):
         return (part.file(at) for part in self.parts for at in range(len(part)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
+        return isinstance(other, FileList) and list(self) == list(other)
 
     def __hash__(self) -> int:
         return hash((len(self), self.total))

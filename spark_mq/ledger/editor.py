@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_mq.ledger.intervals import Interval, normalise, split_at, subtract
+from spark_mq.ledger.intervals import Interval, normalise, split_at
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import (
     AVAILABLE,
@@ -99,25 +99,25 @@ class LedgerEditor:
         for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
             if takes is not None and not takes(r):
                 continue
-            parts = [
-                (inside, r.slice(first, last, index))
-                for inside, first, last in split_at(wanted, r.first, r.last)
-            ]
-            if any(inside and piece.message_count for inside, piece in parts):
+            parts = _parts(r, wanted, index)
+            if any(inside for inside, _ in parts):
                 self._removed.add(row)
                 for inside, piece in parts:
-                    if not inside:
-                        self.add(piece, r)
-                    elif piece.message_count:
+                    if inside:
                         yield piece
+                    else:
+                        self.add(piece, r)
         if UNREAD not in states or not wanted:
             return
-        unread = range_between(index, ledger.end_sequence + 1, wanted[-1][1], UNREAD)
-        if unread and (pieces := unread.within(wanted, index)):
-            passed_over = unread._replace(state=AVAILABLE, available_at=0)
-            for first, last in _gaps(unread.first, pieces, pieces[-1].last):
-                self.add(passed_over.slice(first, last, index), unread)
-            yield from pieces
+        if unread := range_between(index, ledger.end_sequence + 1, wanted[-1][1], UNREAD):
+            parts = _parts(unread, wanted, index)
+            while parts and not parts[-1][0]:  # it stays unread
+                parts.pop()
+            for inside, piece in parts:
+                if inside:
+                    yield piece
+                else:
+                    self.add(piece._replace(state=AVAILABLE, available_at=0), unread)
 
     def add(self, piece: Range, before: Range, event: str = "", *, of_lease: bool = False) -> None:
         """Add a range made from `before`, with its event, unless empty. Raise IllegalTransition."""
@@ -274,8 +274,11 @@ class LedgerEditor:
         return pa.concat_tables([table.slice(0, start), between, table.slice(stop)])
 
 
-def _gaps(first: int, pieces: Iterable[Range], last: int) -> list[Interval]:
-    return subtract([(first, last)], [(piece.first, piece.last) for piece in pieces])
+def _parts(r: Range, wanted: Sequence[Interval], index: MessageIndex) -> list[tuple[bool, Range]]:
+    """Return the parts of a range inside and outside of wanted intervals, without empty ones."""
+    runs = split_at(wanted, r.first, r.last)
+    parts = [(inside, r.slice(first, last, index)) for inside, first, last in runs]
+    return [part for part in parts if part[1].message_count]
 
 
 def _as_event(piece: Range, before: Range) -> Range:

@@ -68,9 +68,8 @@ class PublishedFiles:
         """Return whether this is the applied commit of its version."""
         version, paths = commit.version, {file.path for file in commit.adds}
         files = self.index.files
-        published = {
-            file.path for file in files[_begun(files, version) : _begun(files, version + 1)]
-        }
+        places = range(_begun(files, version), _begun(files, version + 1))
+        published = {files[place].path for place in places}
         return published <= paths and all(self.knows(path) for path in paths)
 
     def knows(self, path: str) -> bool:
