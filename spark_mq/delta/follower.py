@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -32,6 +33,9 @@ GAP_CHECK_SECONDS: Final = 30.0
 BASE_CHECK_SECONDS: Final = 5.0
 _OPEN_ATTEMPTS: Final = 3
 _CACHED_COMMITS: Final = 128
+# Commits of others after each of the last two own ones, if nobody else commits, or in turn.
+_ALONE: Final = deque([0, 0])
+_IN_TURN: Final = deque([1, 1])
 _READ_AHEAD: Final = 16  # commits that a late follower requests from an object store at once
 
 
@@ -64,7 +68,8 @@ class LogFollower:
         self._base_checked: Instant | None = None
         self._gap_checked: Instant | None = None
         self.generation = 0  # how often it was opened: again if it was not as it was left
-        self._own_streak = 0  # commits of this handle in a row, with no other commit between them
+        # How many commits of others came after each of the last two commits of this handle.
+        self._others: deque[int] = deque(maxlen=2)
         self._takes_turns = False  # whether the last look saw just one new commit
         # When the state was certainly the latest, before any cleaning.
         self._sure_at: Instant | None = None
@@ -72,12 +77,16 @@ class LogFollower:
     # -- reading
 
     @property
-    def only_writer(self) -> bool:
-        """Return whether the last commits are this handle's own, so nobody else seems to commit."""
+    def is_own_turn(self) -> bool:
+        """Return whether the next commit is probably this handle's own, so a look finds nothing.
+
+        Its commits follow each other, or one commit of somebody else came between the last two and
+        another one since, as when a stream leases in one process and settles in a second one.
+        """
         # Not if the last one is some time ago: a cleaner may be beyond it. Not for long either: all
         # clocks of a paused machine may have missed the pause.
         return (
-            self._own_streak >= 2
+            self._others in (_ALONE, _IN_TURN)
             and self.seconds_since_look < BASE_CHECK_SECONDS
             and self.clock.since(self._gap_checked) < GAP_CHECK_SECONDS
         )
@@ -189,7 +198,8 @@ class LogFollower:
     def forget(self) -> None:
         """Forget the state, so that the next look opens the table again."""
         with self._lock:
-            self._state, self._sure_at, self._own_streak = None, None, 0
+            self._state, self._sure_at = None, None
+            self._others.clear()
             self._commits.clear()
             if self._replaceable:
                 self._table_id, self._highest = None, -1
@@ -298,14 +308,15 @@ class LogFollower:
                 path=self.path,
             )
         self._take_in(state, commit)
-        self._own_streak = 0
+        if self._others:
+            self._others[-1] += 1
 
     def _take_own(self, commit: Commit, started: Instant) -> None:
         """Apply a commit of this handle. Its put began at `started`."""
         with self._lock:
             if self._state is not None and self._state.version == commit.version - 1:
                 self._take_in(self._state, commit)
-                self._own_streak += 1
+                self._others.append(0)
                 self._sure_at = started
                 if self._local:
                     self._base_is_there()  # remembers it
@@ -325,6 +336,10 @@ class LogFollower:
             del self._commits[min(self._commits)]
 
     # -- guards
+
+    @property
+    def _last_is_own(self) -> bool:
+        return bool(self._others) and not self._others[-1]
 
     def _base_is_there(self) -> bool:
         """Return whether the last commit was neither cleaned nor made again with its table."""
@@ -346,13 +361,13 @@ class LogFollower:
         try:
             self._look_for_gap(version)
         except CorruptLog as error:
-            if self._local or not self._own_streak:
+            if self._local or not self._last_is_own:
                 raise
             # This machine was paused, no clock has noticed, and a cleaner went beyond its commits.
             raise self._replaced(str(error)) from error
 
     def _replaced(self, why: str) -> LogReplaced:
-        if self._own_streak:
+        if self._last_is_own:
             _log.error("the last commits of this process to %s may be lost: %s", self.path, why)
         return LogReplaced(f"the log of {self.path} is another one: {why}")
 

@@ -60,7 +60,7 @@ class DeltaLog(LogFollower):
         while True:
             began = time.monotonic()
             # Over a store a look costs a request, and the put finds out all the same.
-            skip = not losses and not self._local and self.only_writer
+            skip = not losses and not self._local and self.is_own_turn
             state = self.state if skip else self.refresh()
             base = state.version
             change, result = compute(state)

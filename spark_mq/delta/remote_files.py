@@ -26,7 +26,9 @@ _T = TypeVar("_T")
 _STORES: Final[dict[str, Any]] = {
     "aws": store.S3Store, "azure": store.AzureStore, "google": store.GCSStore,
 }  # fmt: skip
-_TAIL: Final = 256 * 1024  # bytes of a file's first request, in which a footer or a small file fits
+# Bytes of a file's first request, in which a footer or a small file fits. On S3 they take some
+# milliseconds, and another request takes 30.
+_TAIL: Final = 2**20
 
 # Bytes of one request that writes. A smaller file takes one request.
 _PART: Final = 16 * 1024 * 1024

@@ -76,7 +76,8 @@ class Acquire(Command[Grant]):
             return Needs(last, damaged=True, horizon="if lost", new_id=True)
         if self.batch is None:
             return Needs(None, self.max_messages, damaged=True, horizon="if lost", new_id=True)
-        return Needs(None, damaged=True, horizon="if lost", apps=self.batch.apps)
+        # The stream has just looked, and what is published since comes with its next batch.
+        return Needs(None, 0, damaged=True, horizon="if lost", apps=self.batch.apps)
 
     def apply(self, view: View) -> Change[Grant]:
         request, txn, notes = self._request(view), None, list[Mapping[str, Any]]()

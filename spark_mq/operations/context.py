@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -325,6 +326,19 @@ class GroupLedger:
 
     def snapshot(self) -> LedgerSnapshot:
         return self.ledgers.read(self.name)
+
+    def look_at_both(self) -> LedgerSnapshot:
+        """Return the ledger. Over a store, look at the messages meanwhile."""
+        files = self.messages.files
+        if files.is_local:
+            return self.snapshot()
+        looks: Sequence[Callable[[], Any]] = (self.snapshot, self._look_at_messages)
+        snapshot: LedgerSnapshot = files.for_each(looks, lambda look: look())[0]
+        return snapshot
+
+    def _look_at_messages(self) -> None:
+        with contextlib.suppress(CorruptLog):  # what needs the messages meets it again
+            self.messages.index()
 
     def require(self, snapshot: LedgerSnapshot) -> Ledger:
         if snapshot.ledger is None:

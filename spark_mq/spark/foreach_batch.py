@@ -320,6 +320,7 @@ class ForEachBatch:
         lease._begin()
         if self.policy.ack == "on_receive":
             lease._ack_first()
+        self._owners.look_ahead(lease.lease_ids)
         result: list[MessageVerdict] | Exception
         try:
             returned = run(self._process, batch, lease)

@@ -5,8 +5,9 @@ Executors turn the rows into ranges, and one commit for each group settles them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.errors import InvalidHandlerResult, InvalidOption, InvalidSchema, StreamFenced
+from spark_mq.delta.store_errors import STORE_ERRORS
+from spark_mq.errors import (
+    InvalidHandlerResult,
+    InvalidOption,
+    InvalidSchema,
+    SparkMQError,
+    StreamFenced,
+)
 from spark_mq.group import ConsumerGroup
 from spark_mq.handler import HandlerPolicy, MessageVerdict, parts_for, verdict
 from spark_mq.ledger.intervals import normalise
@@ -27,6 +35,7 @@ from spark_mq.operations.outages import OUTAGES
 from spark_mq.operations.settle import SettleResult, summarize
 from spark_mq.operations.sinks import check_no_sink
 from spark_mq.operations.work_report import reported_work
+from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.columns import sort_rows
 from spark_mq.util.validation import validate_duration
 
@@ -76,6 +85,13 @@ class LeaseRouter:
                 raise
             outcomes.update(zip(mine, settled, strict=True))
         return [outcomes[at] for at in range(len(wanted))]
+
+    def look_ahead(self, lease_ids: Sequence[str]) -> None:
+        """Look at the ledgers over a store while the batch runs, so that the settle need not."""
+        tables = {self.of(lease_id)._context.ledgers for lease_id in lease_ids}
+        for table in tables:
+            if table.delegates:
+                threading.Thread(target=_look, args=(table,), name="spark_mq look").start()
 
     def reported_work(self, lease_ids: Sequence[str]) -> AbstractContextManager[Callable[..., Any]]:
         ledgers = [(self.of(lease_id)._ledger, lease_id) for lease_id in lease_ids]
@@ -148,6 +164,11 @@ class LeaseRouter:
 
 def _ranges(ledger: GroupLedger, lease_id: str) -> list[Range]:
     return ledger.current().held(lease_id)
+
+
+def _look(table: LedgerTable) -> None:
+    with suppress(SparkMQError, *STORE_ERRORS):  # the settle looks, too, and raises what it meets
+        table.version()
 
 
 def _holds(group: ConsumerGroup, lease_id: str) -> bool:

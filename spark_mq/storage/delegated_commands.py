@@ -306,7 +306,7 @@ class DelegationTurn(CommitTurn):
         time.sleep(REQUESTS_BEFORE_NEXT * self._latency)
         for _ in range(2):
             # A commit of another writer is rare now, and the own one finds out all the same.
-            self._is_turn(self._look(follow=not self._log.only_writer), 0.0)
+            self._is_turn(self._look(follow=not self._log.is_own_turn), 0.0)
             if len(self._names) >= expected:
                 return
 

@@ -146,10 +146,15 @@ class MessageLog:
             return self._published.index
 
     def index_to_lease(self, after: int, wanted: int) -> MessageIndex:
-        """Return the index to lease after a sequence, perhaps a moment old over an object store."""
+        """Return the index to lease after a sequence, perhaps a moment old over an object store.
+
+        It need not be the latest if it has `wanted` messages, or any if none are wanted.
+        """
         known = self._published.index
         if self.files.is_local or self.log.seconds_since_look > RECENT_SECONDS:
             return self.index()
+        if not wanted:
+            return known if known.last_sequence >= after else self.index()
         # A time or a priority may change which messages come first.
         simple = not known.has_times_after(after) and known.priorities_after(after) == 1
         enough = known.count(after + 1, known.last_sequence) >= wanted

@@ -36,10 +36,12 @@ from spark_mq.ledger.stream_batch import (
 )
 from spark_mq.ledger.transitions import SettleLost
 from spark_mq.operations.acquire import Damage, News, find_damage, reject_damaged
+from spark_mq.operations.committer import CHECK_SECONDS
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.payloads import FileChecks
 from spark_mq.operations.settle import extend
+from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.streaming.lanes import LaneRuns, lane_runs
 from spark_mq.util.clock import MICROSECOND, SECOND
 from spark_mq.util.show import show_count
@@ -77,6 +79,7 @@ class StreamSource:
         self._news = News(ledger)
         self._checked = self._began = False
         self._first = True
+        self._checks = FileChecks(ledger.payloads)
         self._isolates = False  # whether the stream has logged that it isolates suspects
 
     def initial(self) -> dict[str, Any]:
@@ -183,9 +186,9 @@ class StreamSource:
 
     def _available(self, stream: str, n: int) -> bool:
         """Return whether a lease would get something now, with batch n acked."""
-        command = self._command(stream, n + 1)
+        command, self._checks = self._command(stream, n + 1), FileChecks(self.ledger.payloads)
         self._news.note()
-        view = self._view(command)
+        view = self._view(command, self.ledger.look_at_both())
         if view.horizon > view.ledger.head.start_sequence:
             self.ledger.run(SettleLost(self.options.fail_on_data_loss))
             view = self._view(command)
@@ -201,6 +204,9 @@ class StreamSource:
             raise view.damage
         self.available_count = grant.message_count
         self._wait_until = grant.wait_until
+        # Over a store, their threads run while Spark logs the offset.
+        unsure = view.files.unsure(view.log, grant.ranges)
+        self._checks.start(unsure, view.settings.filter)
         return bool(grant.ranges)
 
     def _skip_filtered(self, command: Acquire) -> None:
@@ -209,10 +215,11 @@ class StreamSource:
         while self.ledger.run(skip, checks).unfinished:
             checks.finish()
 
-    def _view(self, command: Acquire) -> View:
+    def _view(self, command: Acquire, snapshot: LedgerSnapshot | None = None) -> View:
         while True:
             with contextlib.suppress(CommitConflict):  # cleaned away or changed since: read again
-                return self.ledger.view(command, self.ledger.snapshot())
+                return self.ledger.view(command, snapshot or self.ledger.snapshot())
+            snapshot = None
 
     def _batch(self, stream: str, n: int) -> StreamBatch:
         ack_up_to = n - 1 if self.options.ack_on_commit else 0
@@ -237,7 +244,8 @@ class StreamSource:
 
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
         """Lease batch n, and ack those before. Raise StorageError if nothing can be delivered."""
-        command, checks = self._command(stream, n, limits), FileChecks(self.ledger.payloads)
+        command, checks = self._command(stream, n, limits), self._checks
+        checks.wait(CHECK_SECONDS)
         while (grant := self.ledger.run(command, checks)).unfinished:
             checks.finish()
         if grant.error is not None:

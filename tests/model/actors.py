@@ -173,7 +173,7 @@ KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "avail
 
 
 def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
-    # _last_view and _news only spare a stream over a store a look, which a world always takes.
+    # _last_view, _news and _checks only spare a stream waits for a store, and a world has none.
     # _began only spares a second warning, as _isolates does.
     known = {
         *KEPT,
@@ -184,6 +184,7 @@ def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
         "_last_view",
         "_news",
         "_began",
+        "_checks",
         "_isolates",
         "_wait_until",
     }

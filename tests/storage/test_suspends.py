@@ -62,7 +62,7 @@ def test_a_publish_after_a_suspend_across_a_cleaning_is_delivered(
     mine = over_a_store(queue, clocks)
     for value in "abc":
         mine.publish(Message(value, dedup_id=dedup_id and value))
-    assert messages_of(mine).log.only_writer, "so it does not look before each commit"
+    assert messages_of(mine).log.is_own_turn, "so it does not look before each commit"
     others_work_and_a_sweep_cleans(queue)
     clocks.move(*PAUSES[pause])
     receipt = mine.publish(Message("mine", dedup_id=dedup_id))
@@ -79,7 +79,7 @@ def test_an_ack_after_a_suspend_across_a_cleaning_is_kept(
     held = lease(mine, 1)
     for _ in range(3):
         held.extend()
-    assert ledgers_of(mine).log.only_writer, "so it does not look before each commit"
+    assert ledgers_of(mine).log.is_own_turn, "so it does not look before each commit"
     others_work_and_a_sweep_cleans(queue)
     clocks.move(*PAUSES[pause])
     assert held.ack().settled == 1

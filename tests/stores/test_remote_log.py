@@ -278,13 +278,13 @@ def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(remote: Re
         queue.publish(value)
     for _ in range(2):
         lease(queue, 4).release()  # so it knows the files as readable
-    assert log.only_writer
+    assert log.is_own_turn
     clock.advance("2h")
     other = again(queue)
     other.configure(hard_retention="1h")
     assert other.sweep().trimmed_files == 4
     other.publish("new")
-    assert log.only_writer, "it has not looked since"
+    assert log.is_own_turn, "it has not looked since"
     found = queue.group().lease("w", max_messages=2, fail_on_data_loss=False)
     assert [m.value for m in found.messages] == [b"new"]
     stats = other.group().stats()

@@ -9,14 +9,18 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 from support.blocks import ROOT
 from support.s3_requests import Requests, counting
 from support.stores import RemoteStore
-from support.tables import context_of
+from support.tables import context_of, group_ledger_of
 
 from spark_mq import Queue
+from spark_mq.streaming.source import StreamOptions, StreamSource
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.only_on("versitygw")
 
@@ -74,6 +78,36 @@ def test_the_page_on_prices_has_the_requests_of_the_code(
         assert [round(number) for number in measured] == pytest.approx(
             [int(number) for number in row], rel=0.1, abs=1
         )
+
+
+def test_a_batch_of_a_stream_makes_five_reads_and_four_writes(
+    counted: tuple[Queue, Requests],
+) -> None:
+    queue, seen = counted
+    # The driver of Spark settles what the process with the hooks of the source leases.
+    driver = Queue.open(queue.path, storage_options=context_of(queue).storage_options)
+    source = StreamSource(
+        group_ledger_of(queue.group("stream")), StreamOptions(max_messages=1, ack_on_commit=False)
+    )
+    start, steps = source.initial(), list[list[str]]()
+
+    def step(call: Callable[..., T], *given: object) -> T:
+        before = len(seen)
+        result = call(*given)
+        made = [(method, path) for method, path, _ in seen[before:] if "list-type" not in path]
+        steps.append(sorted(method for method, _ in made if method != "HEAD"))  # each 5 seconds
+        return result
+
+    for _ in range(6):
+        end = step(source.latest, start)
+        plan = step(source.plan, start, end)
+        step(context_of(driver).ledgers.version)  # while the function of the batch runs
+        assert step(driver.group("stream").ack, plan.lease_id).settled == 1
+        start = end
+    source.stop()
+    # The looks at both tables are made at once, as are the file of a ledger and its commit.
+    look_at_leases, commit = ["GET", "GET"], ["PUT", "PUT"]
+    assert steps[-4:] == [[*look_at_leases, "GET"], commit, look_at_leases, commit]
 
 
 @pytest.mark.slow

@@ -576,7 +576,7 @@ def on_clocks(store: InjectedStore) -> tuple[DeltaLog, RemoteStore, MachineClock
     log.clock = clocks.elapsed
     for name in "abc":
         put(log, name)
-    assert log.only_writer
+    assert log.is_own_turn
     return log, remote, clocks
 
 
@@ -588,9 +588,29 @@ def test_a_wall_clock_that_is_set_costs_a_look_and_no_more(store: InjectedStore)
         remote.injected["read"] = [lambda real, *_: (looks.append(1), real())[1]]
         put(log, "after the step")
         put(log, "next")
-        assert log.only_writer
+        assert log.is_own_turn
     assert len(looks) == 2
     assert DeltaLog(store).refresh().version == 7
+
+
+def test_a_writer_that_takes_turns_looks_no_more_once_it_has_seen_the_other(
+    store: InjectedStore,
+) -> None:
+    log, remote, _ = on_clocks(store)
+    other(store, change("theirs-0", "b"))
+    log.refresh()
+    assert not log.is_own_turn, "the other one may go on"
+    put(log, "d")
+    assert not log.is_own_turn, "it is the other's turn"
+    other(store, change("theirs-1", "b"))
+    log.refresh()
+    assert log.is_own_turn
+    remote.injected["read"] = [lambda *_: pytest.fail("it looked")]
+    put(log, "e")
+    remote.injected.clear()
+    other(store, change("theirs-2", "b"), change("theirs-3", "b"))
+    log.refresh()
+    assert not log.is_own_turn, "two commits are no turn"
 
 
 def test_a_look_of_another_thread_does_not_hide_that_a_writer_slept(store: InjectedStore) -> None:
