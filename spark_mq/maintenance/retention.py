@@ -46,14 +46,6 @@ class Trimmed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStart:
-    """How far a group has settled all messages."""
-
-    start_sequence: int  # all messages up to this sequence are settled
-    last_change: int | None = None  # its last commit, microseconds since 1970, or None if unknown
-
-
-@dataclass(frozen=True, slots=True)
 class HeldBack:
     """The messages that groups hold back from a trim."""
 
@@ -89,7 +81,7 @@ def trim(context: QueueContext) -> Trimmed:
     horizon is committed first and conflicts with every other commit. The index then forgets
     messages that no group needs.
     """
-    needed, old, counting = 0, -1, dict[str, GroupStart]()
+    needed, old, counting = 0, -1, dict[str, int]()
 
     def reach() -> int:
         nonlocal needed, counting, old
@@ -117,19 +109,13 @@ def trim(context: QueueContext) -> Trimmed:
 
 
 def purge(context: QueueContext, name: str) -> PurgeResult:
-    if name != context.name:
-        raise InvalidOption(
-            f"name={short_repr(name)}: a purge drops every message; to confirm it, give the "
-            "queue's name, "
-            f"{context.name!r}",
-            option="name",
-            value=name,
-        )
+    _confirm(name, context.name, "a purge drops every message")
     index = context.messages.index()
     latest, start = index.last_sequence, context.horizon() + 1
 
     def reach() -> int:
-        return min(latest, _lowest_start(context)) if context.ledgers.groups() else latest
+        starts = read_starts(context)
+        return min(latest, lowest_start(starts)) if starts else latest
 
     while latest >= 0:
         for group in counted("groups", context.groups()):
@@ -146,9 +132,14 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
     return PurgeResult(0, 0)
 
 
-def _lowest_start(context: QueueContext) -> int:
-    """Return the sequence up to which every group has settled all. -1 without groups."""
-    return min(read_starts(context).values(), default=-1)
+def _confirm(name: str, own: str, consequence: str) -> None:
+    if name != own:
+        raise InvalidOption(
+            f"name={short_repr(name)}: {consequence}. To confirm it, give the name of the queue, "
+            f"{own!r}",
+            option="name",
+            value=name,
+        )
 
 
 def _redrive_start(context: QueueContext) -> list[int]:
@@ -165,15 +156,31 @@ def read_starts(context: QueueContext) -> dict[str, int]:
 
 def groups_that_count(
     context: QueueContext, index: MessageIndex, starts: Mapping[str, int]
-) -> dict[str, GroupStart]:
-    """Return the groups that a trim must wait for. Groups past ``group_expiry`` are left out."""
+) -> dict[str, int]:
+    """Return the starts of the groups that a trim must wait for."""
     expiry = context.settings.group_expiry
-    groups = {
-        name: GroupStart(start, None if expiry is None else context.ledgers.last_change(name))
-        for name, start in starts.items()
-    }
-    micros = None if expiry is None else expiry // MICROSECOND
-    return counting_groups(groups, index.last_sequence, context.now(), micros)
+    if expiry is None:
+        return dict(starts)
+    unsettled = [name for name, start in starts.items() if start < index.last_sequence]
+    changed = {name: context.ledgers.last_change(name) for name in unsettled}
+    return counting_groups(starts, changed, context.now() - expiry // MICROSECOND)
+
+
+def counting_groups(
+    starts: Mapping[str, int], changed: Mapping[str, int | None], oldest: int
+) -> dict[str, int]:
+    """Return the starts of groups without those that have expired.
+
+    A group with unsettled messages, which is in `changed`, expires if its last commit is known and
+    was before `oldest`. If all groups have expired, the one that has settled most still counts, so
+    that no message goes that no group has settled.
+    """
+    expired = {name for name, at in changed.items() if at is not None and at < oldest}
+    live = {name: start for name, start in starts.items() if name not in expired}
+    if live or not starts:
+        return live
+    most = max(starts.values())
+    return {name: start for name, start in starts.items() if start == most}
 
 
 def find_held_back(
@@ -188,67 +195,27 @@ def find_held_back(
     return held_back(counting, index, horizon, old)
 
 
-def counting_groups(
-    groups: Mapping[str, GroupStart], latest: int, now: int, expiry: int | None
-) -> dict[str, GroupStart]:
-    """Return the groups that a trim must wait for.
-
-    A group with unsettled messages expires if it made no commit for longer than `expiry`. If all
-    groups have expired, the one that has settled most still counts, so that no message goes that no
-    group has settled.
-    """
-    live = {
-        name: start
-        for name, start in groups.items()
-        if not _has_expired(start, latest, now, expiry)
-    }
-    if live or not groups:
-        return live
-    most = max(start.start_sequence for start in groups.values())
-    return {name: start for name, start in groups.items() if start.start_sequence == most}
-
-
-def _has_expired(start: GroupStart, latest: int, now: int, expiry: int | None) -> bool:
-    idle_since = start.last_change
-    return (
-        expiry is not None
-        and start.start_sequence < latest
-        and idle_since is not None
-        and idle_since < now - expiry
-    )
-
-
-def lowest_start(groups: Mapping[str, GroupStart]) -> int:
-    """Return the sequence up to which a trim may go. -1 without groups."""
-    return min((start.start_sequence for start in groups.values()), default=-1)
+def lowest_start(starts: Mapping[str, int]) -> int:
+    """Return the sequence up to which all groups have settled all. -1 without groups."""
+    return min(starts.values(), default=-1)
 
 
 def held_back(
-    groups: Mapping[str, GroupStart], index: MessageIndex, horizon: int, old: int
+    starts: Mapping[str, int], index: MessageIndex, horizon: int, old: int
 ) -> HeldBack | None:
     """Return the messages up to `old` that groups hold back from a trim, or None."""
-    start = lowest_start(groups)
-    waiting = index.first_at_or_after(max(start, horizon) + 1)
-    if not groups or waiting is None or waiting > old:
+    lowest = lowest_start(starts)
+    waiting = index.first_at_or_after(max(lowest, horizon) + 1)
+    if not starts or waiting is None or waiting > old:
         return None
-    names = tuple(
-        sorted(name for name, start_of in groups.items() if start_of.start_sequence == start)
-    )
+    names = tuple(sorted(name for name, start in starts.items() if start == lowest))
     # A file stays as a whole.
-    return HeldBack(names, start, index.count(index.file_at(waiting).first, old))
+    return HeldBack(names, lowest, index.count(index.file_at(waiting).first, old))
 
 
 def drop_queue(root: str, name: str, options: Mapping[str, str] | None = None) -> int:
     """Delete a queue's tables, see :meth:`spark_mq.Queue.drop_at`. Return the number of files."""
-    own = root.rstrip("/").rpartition("/")[2]
-    if name != own:
-        raise InvalidOption(
-            f"name={short_repr(name)}: a drop deletes the whole queue. To confirm it, give the "
-            "queue's "
-            f"name, {own!r}",
-            option="name",
-            value=name,
-        )
+    _confirm(name, root.rstrip("/").rpartition("/")[2], "a drop deletes the whole queue")
     _require_queue(root, options)
     store, deleted = ObjectStore(root, options), 0
     with wrap_store_errors(root, "dropping"):

@@ -9,7 +9,7 @@ from support.handles import again, lease, take_all, trim
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError
-from spark_mq.maintenance.retention import GroupStart, counting_groups
+from spark_mq.maintenance.retention import counting_groups
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -144,5 +144,5 @@ def test_an_expiry_can_be_set_later_and_reaches_open_groups(make: Make, clock: M
 def test_a_group_counts_if_nobody_knows_its_last_commit(
     last_change: int | None, counts: bool
 ) -> None:
-    groups = {"live": GroupStart(9, 100), "old": GroupStart(3, last_change)}
-    assert ("old" in counting_groups(groups, 9, 100, expiry=10)) is counts
+    counting = counting_groups({"live": 9, "old": 3}, {"old": last_change}, oldest=90)
+    assert ("old" in counting) is counts
