@@ -4,21 +4,19 @@ expired; free where unused.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from support.drivers import grant
-from support.ledger_group import Group, limits
+from support.ledger_group import SECOND, Group, limits
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, LeaseLost
 from spark_mq.ledger.acquire import AcquireRequest
-from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
-from spark_mq.ledger.ranges import AVAILABLE, Ledger, Range
-from spark_mq.ledger.schedule import split_by_time
+from spark_mq.ledger.message_index import DataFile, DeliveryTimes
+from spark_mq.ledger.ranges import AVAILABLE, Ledger
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -176,36 +174,18 @@ def test_a_released_message_is_not_delayed_again(queue: Queue, clock: ManualCloc
     assert values(queue) == ["x"]
 
 
-def test_available_now_takes_what_was_due_at_its_start(queue: Queue, clock: ManualClock) -> None:
-    times = ((2, 5_000_000, None), (2, None, 7_000_000), (1, None, None))
-    index = MessageIndex([DataFile(sequence(1, 0), 5, "f", 50, 0, DeliveryTimes.of(times))], 1)
-    whole = Range(sequence(1, 0), sequence(1, 4), AVAILABLE, 5)
-    pieces = split_by_time(whole, index, now=6_000_000, cutoff=4_000_000)
-    assert [(when, r.first & 0xF, r.last & 0xF, r.available_at) for when, r in pieces] == [
-        ("later", 0, 1, 5_000_000),
-        ("due", 2, 4, None),
-    ]
-    pieces = split_by_time(whole, index, now=7_000_000, cutoff=7_000_000)
-    assert [(when, r.first & 0xF, r.last & 0xF) for when, r in pieces] == [
-        ("due", 0, 1),
-        ("expired", 2, 3),
-        ("due", 4, 4),
-    ]
-
-
-def test_the_index_knows_where_times_are(queue: Queue) -> None:
-    times = ((1, 5, None), (1, None, None))
-    files = [DataFile(sequence(v, 0), 2, f"f{v}", 10, 0) for v in range(1, 6)]
-    files[2] = replace(files[2], times=DeliveryTimes.of(times))
-    index = MessageIndex(files, 5)
-    timed = [v for v in range(1, 6) if index.has_times(sequence(v, 0), sequence(v, 1))]
-    assert timed == [3]
-    assert index.has_times(sequence(1, 0), sequence(5, 0))
-    assert index.has_times_after(sequence(3, 0))
-    assert not index.has_times_after(sequence(3, 1))
-    assert [file.path for file in index.timed_files(sequence(2, 0))] == ["f3"]
-    assert [file.path for file in index.timed_files(sequence(3, 0))] == ["f3"]
-    assert index.timed_files(sequence(3, 1)) == []
+@pytest.mark.parametrize(
+    ("now", "due_by", "taken", "states"),
+    [(6, 4, [2, 3, 4], "AALLL"), (7, 7, [0, 1, 4], "LLSSL")],
+)
+def test_available_now_takes_what_was_due_at_its_start(
+    now: int, due_by: int, taken: list[int], states: str
+) -> None:
+    times = DeliveryTimes.of([(2, 5 * SECOND, None), (2, None, 7 * SECOND), (1, None, None)])
+    group = Group(5, files=[DataFile(0, 5, "f", 50, 0, times)], now=now * SECOND)
+    assert group.lease("a", 9, due_by=due_by * SECOND) == taken
+    assert group.states() == states
+    assert group.lease("b", 9, due_by=due_by * SECOND) == []
 
 
 def test_the_runs_of_a_file_are_found_by_row() -> None:

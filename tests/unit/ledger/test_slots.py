@@ -29,14 +29,6 @@ def test_a_lane_is_the_crc_of_the_key() -> None:
     assert SlotLayout(0).lane("key") is None
 
 
-def test_slots_are_numbered_in_the_order_of_delivery() -> None:
-    layout = SlotLayout(4)
-    numbers = [layout.number(priority, lane) for priority in (9, 8, 0) for lane in (0, 3, None)]
-    assert numbers == sorted(numbers)
-    assert [layout.priority(number) for number in numbers] == [9, 9, 9, 8, 8, 8, 0, 0, 0]
-    assert [layout.lane_of(number) for number in numbers] == [0, 3, None] * 3
-
-
 @given(st.integers(1, 70), st.integers(1, 80))
 def test_blocks_divide_the_lanes(lanes: int, blocks: int) -> None:
     layout, found = SlotLayout(lanes), list[int]()
@@ -56,16 +48,6 @@ def test_blocks_divide_the_lanes(lanes: int, blocks: int) -> None:
 def test_the_lowest_numbers_of_a_set(numbers: int, most: int) -> None:
     expected = [at for at in range(71) if numbers >> at & 1][:most]
     assert lowest_of(numbers, most) == sum(1 << at for at in expected)
-
-
-def test_sets_of_slots_and_lanes_convert_to_each_other() -> None:
-    layout = SlotLayout(4)
-    both = 1 << layout.number(9, 2) | 1 << layout.number(0, 3) | 1 << layout.number(0, None)
-    assert layout.lanes_in(both) == 0b1100
-    assert layout.lanes_in(layout.of_lanes(0b1100)) == 0b1100
-    assert layout.priorities_in(both) == 1 << 9 | 1
-    assert [layout.of_priority(p) for p in (9, 8, 0)] == [0b11111, 0b11111 << 5, 0b11111 << 45]
-    assert layout.without_lane & both == 1 << layout.number(0, None)
 
 
 @given(slots)
@@ -120,30 +102,6 @@ def _index() -> MessageIndex:
         DataFile(sequence(3, 0), 4, "c", 10, 1, slots=plain),
     ]
     return MessageIndex(files, 3, lanes=4)
-
-
-def test_the_index_maps_sequences_to_slots() -> None:
-    index, layout = _index(), SlotLayout(4)
-    first = sequence(1, 0)
-    assert list(index.slot_runs(first + 1, sequence(3, 2))) == [
-        (layout.number(0, 2), first + 1, first + 2),
-        (layout.number(0, None), sequence(2, 0), sequence(2, 1)),
-        (layout.number(0, 1), sequence(3, 0), sequence(3, 1)),
-        (layout.number(0, 3), sequence(3, 2), sequence(3, 2)),
-    ]
-    assert layout.lanes_in(index.slots_in(first, sequence(3, 3))) == 0b1111
-    assert index.slots_in(sequence(2, 0), sequence(2, 1)) == 1 << layout.number(0, None)
-
-
-def test_the_index_knows_which_files_have_priorities() -> None:
-    index = _index()
-    assert index.priorities_after(-1) == 1 << 5 | 1
-    assert index.priorities_after(sequence(1, 1)) == 1 << 5 | 1
-    assert index.priorities_after(sequence(1, 2)) == 1
-    end = sequence(3, 3)
-    assert list(index.files_with(5, 0, end)) == [(sequence(1, 0), sequence(1, 2))]
-    assert list(index.files_with(5, sequence(1, 1), end)) == [(sequence(1, 1), sequence(1, 2))]
-    assert len(list(index.files_with(0, 0, end))) == 3
 
 
 @given(

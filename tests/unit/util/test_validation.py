@@ -257,12 +257,6 @@ def test_settings_of_a_group_are_checked():
     assert GroupSettings().changed(max_delivery_attempts=None).max_delivery_attempts is None
 
 
-def test_backoff_has_a_cap_however_many_failures():
-    rules = GroupSettings.decoded({"retry_delay": 10, "max_retry_delay": 75})
-    delays = [rules.delay(failures) for failures in (1, 2, 3, 4, 5, 10**6)]
-    assert delays == [10, 20, 40, 75, 75, 75]
-
-
 def test_settings_of_a_queue_come_back_from_its_description():
     given_settings = QueueSettings(
         GroupSettings(max_delivery_attempts=None, max_in_flight=7),
