@@ -135,7 +135,7 @@ def purge(context: QueueContext, name: str) -> PurgeResult:
 def _confirm(name: str, own: str, consequence: str) -> None:
     if name != own:
         raise InvalidOption(
-            f"name={short_repr(name)}: {consequence}. To confirm it, give the name of the queue, "
+            f"name={short_repr(name)}: {consequence}. To confirm it, give the queue's name, "
             f"{own!r}",
             option="name",
             value=name,
