@@ -312,12 +312,6 @@ class Lease:
 
         The extensions stop after `max_lease_duration`. Once the deadline has passed then, settles
         by this object raise :class:`LeaseLost`.
-
-        Examples
-        --------
-        >>> with lease.keep_alive():  # doctest: +SKIP
-        ...     work_on(lease.messages)
-        ...     lease.ack()
         """
         limit = validate_duration("max_lease_duration", max_lease_duration)
         keep_alive = KeepAlive(lambda _, wanted: self.extend(wanted / SECOND))

@@ -280,13 +280,6 @@ class Queue(QueueViews):
             ``publisher.last_number`` when this one has crashed.
         batch_id
             The message batch of all messages, see :meth:`close_batch`.
-
-        Examples
-        --------
-        >>> lines = ["a", "b", "c"]
-        >>> with queue.publisher(producer_id="import") as publisher:  # doctest: +SKIP
-        ...     for line in lines[publisher.last_number :]:
-        ...         publisher.publish(line)
         """
         return BufferedPublisher(
             self._context,

@@ -1,13 +1,4 @@
-"""Test code that uses a queue, with a queue in memory.
-
-    >>> from spark_mq.testing import ManualClock, memory_queue
-    >>> clock = ManualClock()
-    >>> queue = memory_queue(clock, visibility_timeout="30s")
-    >>> receipt = queue.publish(["a", "b"])
-    >>> lease = queue.group().lease("worker-1", max_messages=10)
-    >>> clock.advance("32s")  # the worker hangs
-    >>> queue.group().stats().ready
-    2
+"""Test code that uses a queue, with a queue in memory: see ``docs/howto/testing.md``.
 
 The queue has the same Delta tables as on a disk, but in the memory of one process. So it cannot be
 pickled, and a Spark stream cannot read it.

@@ -202,10 +202,9 @@ class QueueViews:
     ) -> Records[MessagePosition]:
         """Return a message's state in each group, with its lease or outcome.
 
-        The message is that with the sequence, or the newest `n` with the id. For these it reads the
-        ids of retained messages, from the newest on. It reads the history only if a group has
-        settled the message. The result is empty if the queue has no groups. Raises InvalidOption if
-        no retained message has the id, or unless exactly one of the two is given.
+        The message is that with the sequence, or the newest `n` with the id, for which it reads the
+        ids of retained messages. The result is empty if the queue has no groups. Raises
+        InvalidOption if no retained message has the id, or unless exactly one of the two is given.
         """
         validate_count("n", n)
         sequences = named_sequences(self._context, sequence, {"message_id": message_id}, n)
@@ -255,18 +254,17 @@ class QueueViews:
     def newest_dead_letters(self, n: int = 50, *, before: int | None = None) -> ArrowRows:
         """Return dead letters that are neither redriven nor discarded, the newest first.
 
-        It makes no commit, and reads 10,000 letters at most. A dead-letter queue may have those of
-        several queues. `n` is the most letters to return, and `before` a sequence of the
-        dead-letter queue.
+        It reads 10,000 letters at most, because a dead-letter queue may have those of several
+        queues. `n` is the most letters to return, and `before` a sequence of that queue.
         """
         return ArrowRows(self._remaining_letters().newest(validate_count("n", n), before))
 
     def failures(self, n: int | None = 100_000) -> Failures:
         """Group dead letters by group, reason and shape of the error.
 
-        It leaves out letters that are redriven or discarded, and makes no commit. Errors have one
-        shape if they differ only in numbers, dates, ids, paths and quoted parts. It looks at the
-        newest `n` letters, or with None at all, in constant memory.
+        It leaves out letters that are redriven or discarded. Errors have one shape if they differ
+        only in numbers, dates, ids, paths and quoted parts. `n` is the most letters to look at, the
+        newest, or None for all.
         """
         most = None if n is None else validate_count("n", n)
         return self._remaining_letters().failures(most)
