@@ -274,6 +274,22 @@ def _setting(setting: Setting) -> inspect.Parameter:
     return _parameter(setting.name, str | None, option(f"{brief}.", show_default=default))
 
 
+def options_of(call: Callable[..., Any], **infos: OptionInfo) -> Sequence[inspect.Parameter]:
+    """Return options that are passed to a call, with the kinds and defaults that it has for them.
+
+    What is neither a number nor a text, such as a duration, is typed as text.
+    """
+    parameters = inspect.signature(call).parameters
+    options = []
+    for name, info in infos.items():
+        written = str(parameters[name].annotation)
+        kind = int if written.startswith("int") else str
+        own = copy(info)
+        own.default = parameters[name].default
+        options.append(_parameter(name, kind | None if "None" in written else kind, own))
+    return options
+
+
 @dataclass(frozen=True)
 class Command:
     """An entry of the table: a name such as ``group pause``, and the call that it makes."""
@@ -281,12 +297,14 @@ class Command:
     name: str
     call: Callable[..., Any]
     about: Sequence[inspect.Parameter]
+    passed: Sequence[inspect.Parameter]
     common: Sequence[inspect.Parameter]
     from_environment: bool
 
     def function(self) -> Callable[..., None]:
         """Return the function that typer reads the arguments from, and calls with them."""
         own = list(inspect.signature(self.call, eval_str=True).parameters.values())[1:]
+        own = [*self.passed, *(given for given in own if given.kind is not given.VAR_KEYWORD)]
         names = {parameter.name for parameter in own}
 
         def run(**values: Any) -> None:
@@ -323,19 +341,21 @@ def command(
     name: str,
     about: Sequence[inspect.Parameter] = QUEUE,
     *,
+    passes: Sequence[inspect.Parameter] = (),
     asks: bool = False,
     destroys: bool = False,
     prints: bool = True,
 ) -> Callable[[Call], Call]:
     """Enter a function in the table, with what names its queue or group, and what it does.
 
-    A command that asks, or destroys without asking, reads no variable of the environment, which
-    somebody may have set for another command.
+    Beside its own options it gets those that it `passes` on, as keyword arguments. A command that
+    asks, or destroys without asking, reads no variable of the environment, which somebody may have
+    set for another command.
     """
     common = [*([_YES] if asks else ()), _STORAGE, *([_OUTPUT] if prints else ())]
 
     def enter(call: Call) -> Call:
-        COMMANDS[name] = Command(name, call, about, common, not (asks or destroys))
+        COMMANDS[name] = Command(name, call, about, passes, common, not (asks or destroys))
         return call
 
     return enter

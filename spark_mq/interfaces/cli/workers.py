@@ -20,6 +20,7 @@ from spark_mq.interfaces.cli.command import (
     command,
     load_format,
     option,
+    options_of,
     stopping,
 )
 from spark_mq.interfaces.cli.output import (
@@ -42,10 +43,6 @@ from spark_mq.util.show import show_count
 from spark_mq.util.validation import validate_duration
 from spark_mq.worker.replay_report import ReplayReport
 from spark_mq.worker.state import WorkSummary
-
-_CONCURRENCY: Final = option(
-    "Calls of an async function at a time, not with --mode batch. Default: 100.", min=1
-)
 
 _WORKER_COLUMNS: Final = columns(
     "worker_id group state leases messages oldest_lease_age seen_age processes host process_id "
@@ -82,7 +79,46 @@ def _in_a_line(report: Mapping[str, Any]) -> str:
     return "  ".join(f"{name}={count}" for name, count in report.items())
 
 
-@command("work", GROUP)
+_SHARED: Final = {
+    "concurrency": option(
+        "Calls of an async function at a time, not with --mode batch. Default: 100.", min=1
+    ),
+    "timeout": option("How long one call may take. Its messages fail then. Default: no limit."),
+}
+_WORK: Final = options_of(
+    ConsumerGroup.work,
+    mode=option("message: call it with each message. batch: each lease.", envvar="SPARK_MQ_MODE"),
+    format=option(
+        "What decodes the values into message.data: MODULE:NAME of a format.", metavar="FORMAT"
+    ),
+    max_messages=option(
+        "The most messages that the worker holds. Default: 1,000. With --mode batch the most "
+        "in a lease. Default: 1.",
+        min=1,
+    ),
+    threads=option("Threads that call it.", min=1, envvar="SPARK_MQ_THREADS"),
+    **_SHARED,
+    worker_id=option("A label for people. Default: host and process.", envvar="SPARK_MQ_WORKER_ID"),
+    visibility_timeout=option("How long a lease lasts without an extension. Default: the group's."),
+    max_lease_duration=option(
+        "A lease ends after this time, and later verdicts of its handler are refused."
+    ),
+    on_error=option("nack, reject, ack or raise."),
+    ack=option("on_success, on_receive or manual."),
+    shutdown_timeout=option("How long running calls have after SIGTERM or Ctrl-C."),
+    until=option("empty: nothing is due. settled: no message is left."),
+    heartbeat=option(
+        "How often to write the file that shows the worker while it is idle: 30s to 1h, or "
+        "off. Default: 30s, and off in an object store."
+    ),
+    sweep=option(
+        "Also sweep the queue so often, 1s to 1h. Of all workers one at a time does. Default: "
+        "another process sweeps."
+    ),
+)
+
+
+@command("work", GROUP, passes=_WORK)
 def work(
     ctx: Invocation,
     handler: str = argument(
@@ -90,82 +126,23 @@ def work(
         metavar="MODULE:FUNCTION",
         envvar="SPARK_MQ_HANDLER",
     ),
-    mode: str = option(
-        "message: call it with each message. batch: each lease.",
-        envvar="SPARK_MQ_MODE",
-        default="message",
-    ),
-    format: str | None = option(
-        "What decodes the values into message.data: MODULE:NAME of a format.", metavar="FORMAT"
-    ),
-    max_messages: int | None = option(
-        "The most messages that the worker holds. Default: 1,000. With --mode batch the most "
-        "in a lease. Default: 1.",
-        min=1,
-    ),
-    threads: int = option("Threads that call it.", min=1, envvar="SPARK_MQ_THREADS", default=1),
-    concurrency: int | None = _CONCURRENCY,
-    worker_id: str | None = option(
-        "A label for people. Default: host and process.", envvar="SPARK_MQ_WORKER_ID"
-    ),
-    visibility_timeout: str | None = option(
-        "How long a lease lasts without an extension. Default: the group's."
-    ),
-    max_lease_duration: str = option(
-        "A lease ends after this time, and later verdicts of its handler are refused.",
-        default="30m",
-    ),
-    timeout: str | None = option(
-        "How long one call may take. Its messages fail then. Default: no limit."
-    ),
-    on_error: str = option("nack, reject, ack or raise.", default="nack"),
-    ack: str = option("on_success, on_receive or manual.", default="on_success"),
-    shutdown_timeout: str = option(
-        "How long running calls have after SIGTERM or Ctrl-C.", default="30s"
-    ),
-    until: str | None = option("empty: nothing is due. settled: no message is left."),
-    heartbeat: str | None = option(
-        "How often to write the file that shows the worker while it is idle: 30s to 1h, or "
-        "off. Default: 30s, and off in an object store."
-    ),
-    sweep_every: str | None = option(
-        "Also sweep the queue so often, 1s to 1h. Of all workers one at a time does. Default: "
-        "another process sweeps.",
-        "--sweep",
-    ),
     create_group: bool = option(
         "Create the group if it is missing, which is otherwise an error.",
         "--create-group/--no-create-group",
         default=True,
     ),
+    **options: Any,
 ) -> WorkSummary:
     """Run a worker in plain Python until SIGTERM or Ctrl-C.
 
     It leases messages, calls the function with them, and settles them.
     """
     function = load_handler(handler, f"the handler {handler} cannot be used")
-    decoder = load_format(format)
+    options["format"] = load_format(options["format"])
     group = ctx.queue.group(str(ctx.group_name), create=create_group)
     try:
-        with tracking_settled(ctx.queue, group, until):
-            summary = group.work(
-                function,
-                mode=mode,
-                format=decoder,
-                concurrency=concurrency,
-                worker_id=worker_id,
-                threads=threads,
-                max_messages=max_messages,
-                visibility_timeout=visibility_timeout,
-                max_lease_duration=max_lease_duration,
-                timeout=timeout,
-                on_error=on_error,
-                ack=ack,
-                shutdown_timeout=shutdown_timeout,
-                until=until,
-                heartbeat=heartbeat,
-                sweep=sweep_every,
-            )
+        with tracking_settled(ctx.queue, group, options["until"]):
+            summary = group.work(function, **options)
     except KeyboardInterrupt as interrupt:
         for summary in interrupt.args:
             counts = {name: n for name, n in asdict(summary).items() if name != "blocked_because"}
@@ -224,29 +201,27 @@ def tracking_settled(
         yield shown
 
 
-@command("replay", GROUP)
+_REPLAY: Final = options_of(
+    Queue.replay,
+    since=option("Only messages settled from then on: -1d, 12h or an instant.", metavar="TIME"),
+    until=option("Only messages settled before then.", metavar="TIME"),
+    where=option("SQL over the columns, such as \"outcome = 'acked'\"."),
+    limit=option("The most messages, the newest.", "-n", min=1),
+    mode=option("message: call it with each message. batch: each batch."),
+    max_messages=option("The most messages in a batch, with --mode batch. Default: 1.", min=1),
+    threads=option("Threads that call it.", min=1),
+    **_SHARED,
+    on_error=option("nack, reject or ack."),
+)
+
+
+@command("replay", GROUP, passes=_REPLAY)
 def replay(
     ctx: Invocation,
     handler: str = argument(
         "The function, called with a message or batch. Or path/to/file.py:function.",
         metavar="MODULE:FUNCTION",
     ),
-    since: str | None = option(
-        "Only messages settled from then on: -1d, 12h or an instant.", metavar="TIME"
-    ),
-    until: str | None = option("Only messages settled before then.", metavar="TIME"),
-    where: str | None = option("SQL over the columns, such as \"outcome = 'acked'\"."),
-    limit: int | None = option("The most messages, the newest.", "-n", min=1),
-    mode: str = option("message: call it with each message. batch: each batch.", default="message"),
-    max_messages: int | None = option(
-        "The most messages in a batch, with --mode batch. Default: 1.", min=1
-    ),
-    threads: int = option("Threads that call it.", min=1, default=1),
-    concurrency: int | None = _CONCURRENCY,
-    timeout: str | None = option(
-        "How long one call may take. Its messages fail then. Default: no limit."
-    ),
-    on_error: str = option("nack, reject or ack.", default="nack"),
     fail_if_worse: bool = option(
         "Exit with 1 if a message was acked then, and fails or is rejected now.", default=False
     ),
@@ -254,6 +229,7 @@ def replay(
     rows: Path | None = option(
         "Write a row for each message to this Parquet file.", metavar="FILE", dir_okay=False
     ),
+    **options: Any,
 ) -> Pages:
     """Run a function over messages that a group has settled, and compare outcomes.
 
@@ -262,23 +238,10 @@ def replay(
     calls hang.
     """
     _check_folder(rows)
-    check_sql("--where", where)
+    check_sql("--where", options["where"])
     function = load_handler(handler, f"the handler {handler} cannot be used")
     with track("replayed"):
-        report = ctx.queue.replay(
-            function,
-            str(ctx.group_name),
-            since=since,
-            until=until,
-            where=where,
-            limit=limit,
-            mode=mode,
-            max_messages=max_messages,
-            threads=threads,
-            concurrency=concurrency,
-            timeout=timeout,
-            on_error=on_error,
-        )
+        report = ctx.queue.replay(function, str(ctx.group_name), **options)
     if rows is not None:
         _write(report, rows)
     if report.summary.stopped_because:
