@@ -260,12 +260,9 @@ class ReferenceGroup:
 
     def attempts(self, spare: int) -> int | None:
         """The delivery on which a message that always fails must be alone."""
-        bounds = [
-            x
-            for x in (None if self.n is None else self.n - spare, self.allowed(False))
-            if x is not None
-        ]
-        return max(1, min(bounds)) if bounds else None
+        limits = (None if self.n is None else self.n - spare, self.allowed(False))
+        known = [limit for limit in limits if limit is not None]
+        return max(1, min(known)) if known else None
 
     def final(self, m: ReferenceMessage, now: int, own: bool) -> str:
         """Why a failure was the last, or ""."""
@@ -274,15 +271,9 @@ class ReferenceGroup:
             return "max_delivery_attempts"
         if f is not None and m.info["failure_count"] >= f:
             return "max_failures"
-        first = m.info["first_failed_at"]
-        return (
-            "max_retry_age"
-            if own
-            and self.max_retry_age is not None
-            and first
-            and now - first >= self.max_retry_age
-            else ""
-        )
+        first, age = m.info["first_failed_at"], self.max_retry_age
+        too_old = own and age is not None and first and now - first >= age
+        return "max_retry_age" if too_old else ""
 
     def bury(self, m: ReferenceMessage, reason: str) -> None:
         if self.on_max_deliveries == "drop":
@@ -413,42 +404,25 @@ class ReferenceGroup:
         m.info["first_failed_at"] = m.info["first_failed_at"] or now
 
     def granted(
-        self,
-        messages: list[ReferenceMessage],
-        lease_id: str,
-        worker_id: str,
-        now: int,
+        self, messages: list[ReferenceMessage], lease_id: str, worker_id: str, now: int,
         expires_at: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.lease_sizes[lease_id] = len(messages)
         for m in messages:
+            first = m.info["first_leased_at"]
             m.was_leased = True
             m.become(
-                "leased",
-                lease_id=lease_id,
-                worker_id=worker_id,
-                leased_at=now,
-                expires_at=expires_at,
-                lease_size=len(messages),
-                available_at=None,
+                "leased", lease_id=lease_id, worker_id=worker_id, leased_at=now,
+                expires_at=expires_at, lease_size=len(messages), available_at=None,
                 delivery_count=m.info["delivery_count"] + 1,
-                first_leased_at=now
-                if m.info["first_leased_at"] is None
-                else m.info["first_leased_at"],
-            )
+                first_leased_at=now if first is None else first,
+            )  # fmt: skip
         self.excuse_company(worker_id)
 
     def settle(
-        self,
-        verb: str,
-        lease_id: str,
-        seqs: list[int] | None,
-        now: int,
-        *,
-        whole: bool,
-        delay: int | None,
-        jitter: float,
-    ) -> tuple[int, int, set[int]]:
+        self, verb: str, lease_id: str, seqs: list[int] | None, now: int, *, whole: bool,
+        delay: int | None, jitter: float,
+    ) -> tuple[int, int, set[int]]:  # fmt: skip
         """Returns how many messages were settled, how many already were, and the sequences that are
         not the lease's to settle.
         """
@@ -481,9 +455,8 @@ class ReferenceGroup:
             else:
                 settled += 1
                 done.append(seq)
-                self.settle_one(
-                    verb, m, now, named=seqs is not None and not whole, delay=delay, jitter=jitter
-                )
+                named = seqs is not None and not whole
+                self.settle_one(verb, m, now, named=named, delay=delay, jitter=jitter)
         if done and verb in ("ack", "reject"):
             self.worked(done)
         elif ended and not self.held_mask(lease_id):
@@ -491,15 +464,9 @@ class ReferenceGroup:
         return settled, already, lost
 
     def settle_one(
-        self,
-        verb: str,
-        m: ReferenceMessage,
-        now: int,
-        *,
-        named: bool,
-        delay: int | None,
+        self, verb: str, m: ReferenceMessage, now: int, *, named: bool, delay: int | None,
         jitter: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         late = m.state == "available"
         if verb == "ack":
             m.forget("settled")
@@ -516,13 +483,9 @@ class ReferenceGroup:
                 return
             if delay is None:
                 times = m.info["failure_count"]
-                growth = {
-                    "none": 0,
-                    "constant": 1,
-                    "linear": times,
-                    "exponential": 1 << (times - 1),
-                }[self.retry]
-                backoff = min(self.max_retry_delay, self.retry_delay * growth)
+                growth = {"none": 0, "constant": 1, "linear": times}
+                growth["exponential"] = 1 << (times - 1)
+                backoff = min(self.max_retry_delay, self.retry_delay * growth[self.retry])
                 delay = 0 if late else round(backoff * (1 + jitter / 10))
             suspect, size = not named and not self.alone(m), m.info["lease_size"]
             m.end_lease("available", available_at=now + delay, suspect=suspect)
@@ -532,13 +495,9 @@ class ReferenceGroup:
             m.end_lease("available", available_at=due if delay is None else now + delay)
             m.info["lease_size"] = size if m.info["suspect"] else None
         else:
-            back = m.info["delivery_count"] - 1
-            m.end_lease(
-                "available",
-                available_at=now + (delay or 0),
-                delivery_count=back,
-                first_leased_at=m.info["first_leased_at"] if back else None,
-            )
+            back, due = m.info["delivery_count"] - 1, now + (delay or 0)
+            first = m.info["first_leased_at"] if back else None
+            m.end_lease("available", available_at=due, delivery_count=back, first_leased_at=first)
 
     def extend(
         self, lease_id: str, expires_at: int, seqs: list[int] | None = None
@@ -551,13 +510,8 @@ class ReferenceGroup:
             if m.state == "available":
                 left = m.info["failure_count"] - 1
                 first = m.info["first_failed_at"] if left else None
-                m.become(
-                    "leased",
-                    failure_count=left,
-                    first_failed_at=first,
-                    available_at=None,
-                    expires_at=expires_at,
-                )
+                m.become("leased", failure_count=left, first_failed_at=first, available_at=None)
+                m.info["expires_at"] = expires_at
                 self.excuse_company(m.info["worker_id"])
             else:
                 m.become("leased", expires_at=max(expires_at, m.info["expires_at"]))
@@ -576,20 +530,11 @@ class ReferenceGroup:
                 m.own_failure = True
 
     def replay_batch(
-        self,
-        prefix: str,
-        lease_id: str,
-        worker_id: str,
-        now: int,
-        expires_at: int,
-        *,
+        self, prefix: str, lease_id: str, worker_id: str, now: int, expires_at: int, *,
         granted_before: bool,
-    ) -> list[ReferenceMessage]:
-        held = [
-            m
-            for m in self.by_state("leased", "available")
-            if (m.info["lease_id"] or "").startswith(prefix)
-        ]
+    ) -> list[ReferenceMessage]:  # fmt: skip
+        held = self.by_state("leased", "available")
+        held = [m for m in held if (m.info["lease_id"] or "").startswith(prefix)]
         n, f = self.n or 10**9, self.allowed(False) or 10**9
         kept: list[ReferenceMessage] = []
         returned: list[int] = []
@@ -690,12 +635,9 @@ class ReferenceGroup:
         return len(gone)
 
     def seek(self, target: int) -> None:
+        left = [m for m in self.messages if m.state not in ("settled", "transferring")]
         self.skipped = {seq for seq in self.skipped if seq < target}
-        self.skipped |= {
-            m.seq
-            for m in self.messages
-            if m.seq < target and m.state not in ("settled", "transferring")
-        }
+        self.skipped |= {m.seq for m in left if m.seq < target}
         reach = max((m.seq for m in self.by_state("transferring")), default=-1)
         for m in self.messages:
             m.own_failure = m.own_failure and m.state == "transferring"
@@ -704,9 +646,7 @@ class ReferenceGroup:
             if m.seq < target:
                 self.count("skipped", m.state != "settled")
                 m.forget("settled")
-            elif (
-                m.seq < reach
-            ):  # below something that stays, unread is written down as due since ever
+            elif m.seq < reach:  # below what stays, unread is written down as due since ever
                 m.forget("available", available_at=0)
             else:
                 m.forget("unread")
@@ -884,29 +824,16 @@ class ReferenceGroup:
         behind = [m for m in self.messages if m.seq > blocked]
         upto = min(blocked - 1, wanted.max_sequence if wanted.max_sequence is not None else 2**63)
         by = now if wanted.due_by is None else min(now, wanted.due_by)
-        due = [
-            m for m in self.by_state("available") if m.info["available_at"] <= by and m.seq <= upto
-        ]
-        unread = [m for m in self.by_state("unread") if m.seq <= upto]
-        if wanted.intervals is not None:
-            due, unread = (
-                [m for m in some if any(a <= m.seq <= b for a, b in wanted.intervals)]
-                for some in (due, unread)
-            )
+        spans = [(0, upto)] if wanted.intervals is None else wanted.intervals
+        allowed = [m for m in self.messages if m.seq <= upto]
+        allowed = [m for m in allowed if any(a <= m.seq <= b for a, b in spans)]
+        unread = [m for m in allowed if m.state == "unread"]
+        due = [m for m in allowed if m.state == "available" and m.info["available_at"] <= by]
         # Ranges that count against the cap: not dead, transferring or delayed ones.
-        counted = [
-            r[0] for r in self.runs() if r[0].state not in ("dead", "blocked", "transferring")
-        ]
-        full = (
-            len(
-                [
-                    m
-                    for m in counted
-                    if not (m.state == "available" and m.info["available_at"] > now)
-                ]
-            )
-            >= self.max_tracked_ranges
-        )
+        heads = [run[0] for run in self.runs()]
+        counted = [m for m in heads if m.state not in ("dead", "blocked", "transferring")]
+        delayed = [m for m in counted if m.state == "available" and m.info["available_at"] > now]
+        full = len(counted) - len(delayed) >= self.max_tracked_ranges
         limit = min(limit, 1 if attempts == 1 else limit)
         reads = [] if full else unread
         minds = wanted.reserved_attempts == 0 and wanted.intervals is None and limit >= 1
@@ -948,12 +875,9 @@ class ReferenceGroup:
                 m.become("available", available_at=0)
 
     def _must_be_alone(
-        self,
-        worker: str,
-        due: list[ReferenceMessage],
-        reads: list[ReferenceMessage],
+        self, worker: str, due: list[ReferenceMessage], reads: list[ReferenceMessage],
         attempts: int | None,
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Whether a worker gets nothing because it holds a suspect on its last attempt, or holds
         anything while it is the turn of one.
         """
@@ -987,14 +911,9 @@ class ReferenceGroup:
         ]
 
     def _turn(
-        self,
-        due: list[ReferenceMessage],
-        reads: list[ReferenceMessage],
-        limit: int,
-        attempts: int | None,
-        *,
-        chosen: bool,
-    ) -> list[ReferenceMessage]:
+        self, due: list[ReferenceMessage], reads: list[ReferenceMessage], limit: int,
+        attempts: int | None, *, chosen: bool,
+    ) -> list[ReferenceMessage]:  # fmt: skip
         """Who goes next: due work in its order, what failed together together, then unread."""
         if not due:
             return reads
