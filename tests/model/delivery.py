@@ -250,15 +250,11 @@ class Delivery(World):
         return f"pass:{(min(later) - now) / SECOND:g}s", state._replace(store=store)
 
     def finished(self, state: State) -> bool:
-        book = state.store.book("g")
-        if book is None:
+        states = [row.state for row in state.store.view("g", self.messages)]
+        ended = {SETTLED, DEAD, BLOCKED, TRANSFERRING}
+        if self.attempts is not None and not ended.issuperset(states):
             return False
-        view = book.view(self.messages)
-        ended = (SETTLED, DEAD, BLOCKED, TRANSFERRING)
-        dead = self.attempts is None or all(r is not None and r.state in ended for r in view)
-        return dead and all(
-            view[at] is not None and view[at].state == SETTLED for at in self.must_live
-        )  # type: ignore[union-attr]
+        return all(states[at] == SETTLED for at in self.must_live)
 
     def check(self, store: Store) -> None:
         """What else must hold of what is durable. Raises Violation."""
@@ -413,7 +409,7 @@ class Trimmed(Delivery):
             if group.startswith("_"):
                 continue
             for m, row in zip(self.messages, book.view(self.messages), strict=True):
-                if m in gone and (row is None or row.state != SETTLED):
+                if m in gone and row.state != SETTLED:
                     raise Violation(
                         f"message {m:x} is dropped, and group {group} has not settled it: {row}"
                     )
@@ -421,9 +417,7 @@ class Trimmed(Delivery):
     def finished(self, state: State) -> bool:
         books = {group: book for group, book in state.store.books if not group.startswith("_")}
         settled = all(
-            row is not None and row.state == SETTLED
-            for book in books.values()
-            for row in book.view(self.messages)
+            row.state == SETTLED for book in books.values() for row in book.view(self.messages)
         )
         return bool(books) and settled
 
@@ -452,10 +446,7 @@ class Routed(Delivery):
     """It is not enough that a message is dead: it is to be in the dead-letter queue."""
 
     def finished(self, state: State) -> bool:
-        book = state.store.book("g")
-        return book is not None and all(
-            row is not None and row.state == SETTLED for row in book.view(self.messages)
-        )
+        return all(row.state == SETTLED for row in state.store.view("g", self.messages))
 
 
 class Redriven(Delivery):
@@ -475,8 +466,7 @@ class Redriven(Delivery):
 
     @staticmethod
     def _settled(book: Book, m: int) -> bool:
-        row = book.view((m,))[0]
-        return row is not None and row.state == SETTLED
+        return book.view((m,))[0].state == SETTLED
 
     def finished(self, state: State) -> bool:
         return len(state.store.log.messages) == 2 * len(self.messages) and all(

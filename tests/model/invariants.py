@@ -16,7 +16,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from spark_mq.ledger.acquire import AcquireRequest
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, SETTLED, TRANSFERRING, Range
+from spark_mq.ledger.ranges import (
+    AVAILABLE,
+    BLOCKED,
+    DEAD,
+    LEASED,
+    SETTLED,
+    TRANSFERRING,
+    UNREAD,
+    Range,
+)
 from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id
 
 from .actors import Event, Settled
@@ -111,7 +120,7 @@ class Onlooker:
         ):
             raise Violation(f"the dead-letter queue holds a message twice: {letters}")
         if ("seek",) in events:
-            return new.sought(before).finish()
+            return new.sought().finish()
         for event in events:
             if event[0] == "settle":
                 if event[1].group == self.group:
@@ -120,14 +129,9 @@ class Onlooker:
                     new.returned_behind(event[1])
             elif event[0] != "hand":
                 getattr(new, event[0])(*event[1:])
-        if (old_book := before.book(self.group)) is not (
-            book := after.book(self.group)
-        ) and book is not None:
-            new.moved(
-                old_book.view(self.messages) if old_book else (None,) * len(self.messages),
-                book,
-                settles,
-            )
+        book = after.book(self.group)
+        if book is not None and book is not before.book(self.group):
+            new.moved(book, settles)
         for event in events:
             if event[0] == "hand":
                 new.hand(*event[1:])
@@ -144,16 +148,13 @@ class Onlooker:
 
     def key(self, notes: Notes, store: Store) -> Hashable:
         now = store.now
-        book = store.book(self.group)
-        view = book.view(self.messages) if book else (None,) * len(self.messages)
+        view = store.view(self.group, self.messages)
         known = zip(
             view, notes.copies, notes.due_from, notes.handed, notes.top, notes.holder,
             notes.blamed, strict=True,
         )  # fmt: skip
         each = tuple(
-            (True, copies)
-            if row is not None and row.state == SETTLED
-            else (copies, max(0, due_from - now), *rest)
+            (True, copies) if row.state == SETTLED else (copies, max(0, due_from - now), *rest)
             for row, copies, due_from, *rest in known
         )
         until = tuple((lease, at - now) for lease, at in notes.until)
@@ -187,11 +188,11 @@ class _Noting:
         """What a settle returned behind an earlier message of its key."""
         self.touched: set[int] = set()
         """What has been settled in this step."""
-        book = after.book(onlooker.group)
-        self.view = book.view(onlooker.messages) if book else (None,) * len(onlooker.messages)
+        self.old = before.view(onlooker.group, onlooker.messages)
+        self.view = after.view(onlooker.group, onlooker.messages)
 
     def finish(self) -> Notes:
-        held = {r.lease_id for r in self.view if r is not None and r.lease_id}
+        held = {r.lease_id for r in self.view if r.lease_id}
         keep = held | {lease for lease, at in self.until.items() if at > self.now}
         return Notes(
             tuple(self.handed), tuple(self.top), tuple(self.holder), tuple(self.blamed),
@@ -238,12 +239,7 @@ class _Noting:
             row = self.view[at]
             if self.holder[at] != lease_id:
                 continue  # a zombie; what it was granted was counted then
-            if (
-                row is None
-                or row.state != LEASED
-                or row.lease_id != lease_id
-                or row.delivery_count != count
-            ):
+            if (row.state, row.lease_id, row.delivery_count) != (LEASED, lease_id, count):
                 raise Violation(
                     f"message {at} is handed out as {lease_id}'s, delivery {count}, but the "
                     f"ledger says {row}"
@@ -281,28 +277,17 @@ class _Noting:
                 self.released.add(at)
                 if delay is not None:
                     self.due_from[at] = self.now + delay
-            row = self._before(at)
-            if (
-                verb == "nack"
-                and row is not None
-                and row.state == LEASED
-                and (row.expires_at or 0) >= self.now
-            ):
+            row = self.old[at]
+            if verb == "nack" and row.state == LEASED and (row.expires_at or 0) >= self.now:
                 self.due_from[at] = self.now + (self.onlooker.backoff if delay is None else delay)
         for at in self._in((first, last) for first, last, _ in settled.lost):
-            row = self._before(at)
-            if (
-                self.holder[at] == lease
-                and (lease, at) not in self.given
-                and row is not None
-                and row.state in (LEASED, AVAILABLE)
-                and not self._died_of_expiry(verb, row)
-            ):
+            row = self.old[at]
+            if self._may_settle(lease, at, row) and not self._died_of_expiry(verb, row):
                 raise Violation(
                     f"{verb} of message {at} by {lease} is refused, though nobody has leased it "
                     "since"
                 )
-            if row is not None and row.state == SETTLED and at not in self.excused:
+            if row.state == SETTLED and at not in self.excused:
                 raise Violation(
                     f"{verb} of message {at} by {lease} is refused, though it is settled already"
                 )
@@ -318,9 +303,8 @@ class _Noting:
     def intervened(self, m: int, how: str, force: bool) -> None:
         """The owner has changed a message. A lease that held it may no longer settle it."""
         at = self.at[m]
-        row = self._before(at)
-        held = row is not None and row.state == LEASED
-        live = held and (row.expires_at or 0) + self.onlooker.skew >= self.now  # type: ignore[union-attr]
+        row = self.old[at]
+        live = row.state == LEASED and (row.expires_at or 0) + self.onlooker.skew >= self.now
         if live and not force:
             raise Violation(f"message {at} is taken from {row}, and nobody has forced it")
         if self.holder[at] is not None:
@@ -328,7 +312,7 @@ class _Noting:
         self.touched.add(at)
         now = self.view[at]
         wanted = {"discard": SETTLED, "dead letter": DEAD, "retry now": AVAILABLE}[how]
-        if now is None or now.state != wanted or (now.available_at or 0) > self.now:
+        if now.state != wanted or (now.available_at or 0) > self.now:
             raise Violation(f"the owner's {how} of message {at} has left it as {now}")
         self.excused.add(at)
         self.blamed[at] = True
@@ -352,6 +336,11 @@ class _Noting:
             state = "open" if is_open else "closed"
             raise Violation(f"the breaker is {state} after failures of {group.streak}")
 
+    def _may_settle(self, lease: str, at: int, row: Range) -> bool:
+        """Whether nobody has leased a message since, and the lease has not given it back."""
+        claims = self.holder[at] == lease and (lease, at) not in self.given
+        return claims and row.state in (LEASED, AVAILABLE)
+
     def _died_of_expiry(self, verb: str, row: Range) -> bool:
         """Whether a late nack or release came for a message on its last attempt.
 
@@ -364,16 +353,10 @@ class _Noting:
 
     def extended(self, lease: str) -> None:
         """Its holder may rely on what the ledger says now."""
-        for at in range(len(self.view)):
-            row = self.view[at]
-            if row is not None and row.state == LEASED and row.lease_id == lease:
+        for at, row in enumerate(self.view):
+            if (row.state, row.lease_id) == (LEASED, lease):
                 self.until[lease] = max(row.expires_at or 0, self.until.get(lease, 0))
-            elif (
-                self.holder[at] == lease
-                and (lease, at) not in self.given
-                and row is not None
-                and row.state in (LEASED, AVAILABLE)
-            ):
+            elif self._may_settle(lease, at, row):
                 raise Violation(
                     f"message {at} is not revived by an extension of {lease}, though nobody has "
                     f"leased it since: {row}"
@@ -382,49 +365,41 @@ class _Noting:
     def extended_one(self, lease: str, m: int) -> None:
         """One message of a lease has a later deadline, unless it was settled before."""
         row = self.view[self.at[m]]
-        if row is None or row.state == SETTLED:
+        if row.state in (UNREAD, SETTLED):
             return
         if row.state != LEASED or row.lease_id != lease or (row.expires_at or 0) <= self.now:
             raise Violation(f"message {self.at[m]} was extended by {lease}, and is {row}")
         for at, other in enumerate(self.view):
-            a = self._before(at)
-            leased = a is not None and other is not None and other.state == LEASED
-            if at != self.at[m] and leased and a.expires_at != other.expires_at:  # type: ignore[union-attr]
+            a = self.old[at]
+            leased = other.state == LEASED and a.state != UNREAD
+            if at != self.at[m] and leased and a.expires_at != other.expires_at:
                 raise Violation(f"message {at} was not to be extended: {a}, now {other}")
 
     def not_extended(self, lease: str, m: int | None = None) -> None:
         for at, row in enumerate(self.view):
-            if m is not None and at != self.at[m]:
-                continue
-            if (
-                self.holder[at] == lease
-                and (lease, at) not in self.given
-                and row is not None
-                and row.state in (LEASED, AVAILABLE)
-            ):
+            named = m is None or at == self.at[m]
+            if named and self._may_settle(lease, at, row):
                 raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
 
-    def sought(self, before: Store) -> _Noting:
+    def sought(self) -> _Noting:
         """A seek: what is being copied to the dead-letter queue is left alone.
 
         All else begins again, or is over.
         """
-        book = before.book(self.onlooker.group)
-        old = book.view(self.onlooker.messages) if book else (None,) * len(self.view)
-        for at, (a, b) in enumerate(zip(old, self.view, strict=True)):
-            if a is not None and a.state == TRANSFERRING:
+        for at, (a, b) in enumerate(zip(self.old, self.view, strict=True)):
+            if a.state == TRANSFERRING:
                 if a != b:
                     raise Violation(f"a seek moves message {at}, which is being routed: {b}")
                 continue
             self.handed[at], self.top[at], self.holder[at] = 0, 0, None
             self.blamed[at], self.copies[at] = False, frozenset()
-            if b is not None and b.state == SETTLED:
+            if b.state == SETTLED:
                 self.excused.add(at)
         return self
 
     def full(self) -> None:
         """A worker learned that a cap is reached."""
-        live = sum(row is not None and row.state == LEASED for row in self.view)
+        live = sum(row.state == LEASED for row in self.view)
         cap = self.onlooker.reference.max_in_flight
         if cap is None or live < cap:
             raise Violation(f"nothing may be leased, though only {live} messages are in flight")
@@ -433,93 +408,64 @@ class _Noting:
         spans = list(ranges)
         return [at for m, at in self.at.items() if any(first <= m <= last for first, last in spans)]
 
-    def _before(self, at: int) -> Range | None:
-        book = self.before.book(self.onlooker.group)
-        return book.view(self.onlooker.messages)[at] if book else None
-
     # -- what became of the ledger
 
-    def moved(self, old: tuple[Range | None, ...], book: Book, settles: list[Settled]) -> None:
+    def moved(self, book: Book, settles: list[Settled]) -> None:
         _check_form(book)
-        new = self.view
+        old, new = self.old, self.view
         granted = [
             at for at, (a, b) in enumerate(zip(old, new, strict=True))
-            if b is not None and b.state == LEASED and (a is None or a.lease_id != b.lease_id)
+            if b.state == LEASED and a.lease_id != b.lease_id
         ]  # fmt: skip
-        group = self._reference(old, granted)
+        group = self._reference(granted)
         for at, (a, b) in enumerate(zip(old, new, strict=True)):
             if a == b:
                 continue
-            if a is not None and a.state == SETTLED and (b is None or b.state != SETTLED):
+            if a.state == SETTLED and b.state != SETTLED:
                 raise Violation(f"message {at} was settled, and is {b}")
-            lost = a is not None and a.lease_id and (b is None or b.lease_id != a.lease_id)
-            if lost and self._replayed(a.lease_id):  # type: ignore[union-attr]
+            if a.lease_id and a.lease_id != b.lease_id and self._replayed(a.lease_id):
                 # Taken over, or given back by a replay: its right is gone.
-                self.given.add((a.lease_id, at))  # type: ignore[union-attr]
+                self.given.add((a.lease_id, at))
             if at in granted:
-                self._granted(at, a, b)  # type: ignore[arg-type]
-            elif a is not None and a.state == LEASED and (b is None or b.state != LEASED):
-                over = (
-                    b is None
-                    or b.state == SETTLED
-                    or at in self.touched
-                    or self._replayed(str(a.lease_id))
-                )
+                self._granted(at, a, b)
+            elif a.state == LEASED and b.state != LEASED:
+                over = b.state in (UNREAD, SETTLED) or at in self.touched
+                over = over or self._replayed(str(a.lease_id))
                 if not over and (a.expires_at or 0) + self.onlooker.skew >= self.now:
                     raise Violation(
                         f"message {at} is taken from {a.lease_id} before its deadline: {b}"
                     )
                 self._ended(at, a, b)
-            elif (
-                a is not None
-                and b is not None
-                and b.state == LEASED
-                and (b.expires_at or 0) < (a.expires_at or 0)
-            ):
+            elif b.state == LEASED and (b.expires_at or 0) < (a.expires_at or 0):
                 raise Violation(
                     f"message {at}: an extension moves the deadline back, from {a.expires_at} to "
                     f"{b.expires_at}"
                 )
-            if (
-                b is not None
-                and b.state in (DEAD, BLOCKED)
-                and (a is None or a.state != b.state)
-                and not self.blamed[at]
-            ):
+            if b.state in (DEAD, BLOCKED) and a.state != b.state and not self.blamed[at]:
                 raise Violation(
                     f"message {at} is {b.state} ({b.reason}), and never failed by itself"
                 )
-            if b is not None and b.state == SETTLED and (a is None or a.state != SETTLED):
+            if b.state == SETTLED and a.state != SETTLED:
                 self._settled(at, a)
         for at in granted:
-            lease = new[at].lease_id  # type: ignore[union-attr]
-            self.sizes[str(lease)] = sum(
-                r is not None and r.state == LEASED and r.lease_id == lease for r in new
-            )
+            lease = new[at].lease_id
+            self.sizes[str(lease)] = sum((r.state, r.lease_id) == (LEASED, lease) for r in new)
         self._watch_breaker(group, settles)
-        if granted and not any(self._same_batch(at, old[at]) for at in granted):
+        if granted and not any(map(self._same_batch, granted)):
             self._check_grant(group, granted)  # a replay takes what its batch holds
         self._note_reference(group)
         group.see(new)
         group.check_held_in_order()
         for at, (a, b) in enumerate(zip(old, new, strict=True)):
-            if (
-                granted
-                and a is not None
-                and a.lease_id
-                and b is not None
-                and b.state == AVAILABLE
-                and not b.lease_id
-            ):
+            if granted and a.lease_id and b.state == AVAILABLE and not b.lease_id:
                 self.given.add((a.lease_id, at))  # another lease has one of its keys
         for settled in settles:
             to_blame = settled.named or self.sizes.get(settled.lease) == 1
             for at in self._in(settled.ranges) if settled.verb == "nack" and to_blame else ():
-                row = new[at]
-                if row is not None and row.state == AVAILABLE and row.suspect:
+                if new[at].state == AVAILABLE and new[at].suspect:
                     raise Violation(f"message {at} was nacked by name or alone, and is suspect")
 
-    def _reference(self, old: tuple[Range | None, ...], granted: list[int]) -> ReferenceGroup:
+    def _reference(self, granted: list[int]) -> ReferenceGroup:
         """The group as a lease finds it: expired, and with what was settled in this step."""
         b, known = self.breaker, self.onlooker.reference
         group = replace(
@@ -538,17 +484,16 @@ class _Noting:
             trials_failed=b.failed,
             paused=self.now if b.paused else None,
         )
-        group.see(old)
+        group.see(self.old)
         group.expire_leases(self.now)
         self.sizes.update(group.lease_sizes)
         for at, (m, row) in enumerate(zip(group.messages, self.view, strict=True)):
-            if at in self.touched.difference(granted) or (row is not None and row.state == SETTLED):
+            if at in self.touched.difference(granted) or row.state == SETTLED:
                 m.see(row)
         return group
 
     def _check_grant(self, group: ReferenceGroup, granted: list[int]) -> None:
         row = self.view[granted[0]]
-        assert row is not None
         lease, worker = str(row.lease_id), str(row.worker_id)
         request = AcquireRequest(
             lease, worker, self.onlooker.rooms[worker.split("~", maxsplit=1)[0]], 0,
@@ -570,12 +515,10 @@ class _Noting:
             and dict(self.after.marks).get(fence_app_id(stream), (0, 0))[0] >= 2 * n + 2
         )
 
-    def _granted(self, at: int, a: Range | None, b: Range) -> None:
+    def _granted(self, at: int, a: Range, b: Range) -> None:
         lease = str(b.lease_id)
-        same_batch = (
-            a is not None and a.lease_id is not None and batch_of(a.lease_id) == batch_of(lease)
-        )
-        if a is not None and a.state not in (LEASED, AVAILABLE):
+        same_batch = a.lease_id is not None and batch_of(a.lease_id) == batch_of(lease)
+        if a.state not in (UNREAD, LEASED, AVAILABLE):
             raise Violation(f"message {at} is leased, and was {a.state}")
         before = self.holder[at]
         if (
@@ -588,25 +531,20 @@ class _Noting:
                 f"message {at} is leased by {lease}, and {before} may use it for "
                 f"{self.until[before] - self.now} us yet"
             )
-        if (
-            a is not None
-            and a.state == AVAILABLE
-            and self.due_from[at] > self.now
-            and not same_batch
-        ):
+        if a.state == AVAILABLE and self.due_from[at] > self.now and not same_batch:
             raise Violation(
                 f"message {at} is leased {self.due_from[at] - self.now} us before it is due"
             )
-        if b.delivery_count != (a.delivery_count if a else 0) + 1:
+        if b.delivery_count != a.delivery_count + 1:
             raise Violation(
                 f"message {at} is leased with delivery_count {b.delivery_count} after "
-                f"{a.delivery_count if a else 0}"
+                f"{a.delivery_count}"
             )
         if self.onlooker.attempts is not None and b.delivery_count > self.onlooker.attempts:
             raise Violation(f"message {at} is leased for the {b.delivery_count}. time")
-        if same_batch and (a.lease_id, at) in self.notes.given:  # type: ignore[union-attr]
+        if same_batch and (a.lease_id, at) in self.notes.given:
             raise Violation(f"message {at} is replayed by {lease}, and had been given back")
-        if a is not None and a.state == LEASED and not same_batch:
+        if a.state == LEASED and not same_batch:
             self._ended(at, a, None)
         self.holder[at] = lease
 
@@ -656,10 +594,10 @@ class _Noting:
                     f"message {at} has expired, and is not due at once, or its blame is wrong: {b}"
                 )
 
-    def _settled(self, at: int, a: Range | None) -> None:
+    def _settled(self, at: int, a: Range) -> None:
         if at in self.excused:
             return
-        if a is not None and a.state == TRANSFERRING:
+        if a.state == TRANSFERRING:
             if self.onlooker.messages[at] not in self.after.dead_sequences():
                 raise Violation(
                     f"message {at} is settled as routed, and not in the dead-letter queue"
@@ -668,10 +606,10 @@ class _Noting:
         if not self.copies[at]:
             raise Violation(f"message {at} is settled, and no sink has it")
 
-    def _same_batch(self, at: int, then: Range | None) -> bool:
-        mine = self.view[at]
-        assert mine is not None
-        held = then is not None and then.state == LEASED
+    def _same_batch(self, at: int) -> bool:
+        """Whether the batch that has a message had it before, too."""
+        mine, then = self.view[at], self.old[at]
+        held = then.state == LEASED
         return held and batch_of(str(mine.lease_id)) == batch_of(str(then.lease_id))
 
 

@@ -26,7 +26,7 @@ import spark_mq.streaming.source
 from spark_mq import Queue, QueueSettings
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
-from spark_mq.ledger.ranges import SETTLED, Ledger, Range
+from spark_mq.ledger.ranges import SETTLED, UNREAD, Ledger, Range
 from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_files import LedgerSnapshot
@@ -55,16 +55,15 @@ class Book:
         self._keys: dict[int, Hashable] = {}
         self._views: dict[tuple[int, ...], tuple[Range | None, ...]] = {}
 
-    def view(self, messages: tuple[int, ...]) -> tuple[Range | None, ...]:
-        """The row that each message lies in.
-
-        None where it is unread, and a row of its own where it is below the floor.
+    def view(self, messages: tuple[int, ...]) -> tuple[Range, ...]:
+        """The row that each message lies in, or one of its own if it is unread or below the
+        floor.
         """
         if messages not in self._views:
             self._views[messages] = tuple(self._row(m) for m in messages)
         return self._views[messages]
 
-    def _row(self, m: int) -> Range | None:
+    def _row(self, m: int) -> Range:
         rows = [r for r in self.rows if r.first <= m <= r.last]
         below = m <= self.head.start_sequence
         assert len(rows) + below <= 1, (
@@ -75,7 +74,7 @@ class Book:
             return Range(m, m, SETTLED, 1)
         reach = self.rows[-1].last if self.rows else self.head.start_sequence
         assert rows or m > reach, f"message {m:x} is in no range, and not past the last one"
-        return rows[0] if rows else None
+        return rows[0] if rows else unread(m)
 
     def key(self, now: int) -> Hashable:
         """What it holds, with instants counted from `now`.
@@ -117,6 +116,10 @@ class Book:
                 rows,
             )
         return self._keys[now]
+
+
+def unread(m: int) -> Range:
+    return Range(m, m, UNREAD, 1)
 
 
 def breaker_key(breaker: Breaker, now: int) -> Hashable:
@@ -163,6 +166,10 @@ class Store(NamedTuple):
 
     def book(self, group: str) -> Book | None:
         return dict(self.books).get(group)
+
+    def view(self, group: str, messages: tuple[int, ...]) -> tuple[Range, ...]:
+        book = self.book(group)
+        return book.view(messages) if book else tuple(map(unread, messages))
 
     def dead_sequences(self) -> tuple[int, ...]:
         """The messages that the dead-letter queue holds, as often as it does."""
