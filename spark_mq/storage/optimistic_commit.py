@@ -134,7 +134,7 @@ class OptimisticCommit:
     def _repeat(self) -> None:
         """Try to commit until it is done."""
         started = time.monotonic()
-        refresh: bool | None = None  # the store may skip a look, which costs it a request
+        refresh: bool | None = None  # as the store likes
         while not self._wait(started + TIMEOUT_SECONDS):
             began = time.monotonic()
             try:
