@@ -121,11 +121,8 @@ class Queue(QueueViews):
         NotAQueue
             Something else is at the path, or it lies within another queue or around one.
         """
-        given, root, options = (
-            tuple(settings),
-            absolute_path(path),
-            validate_options(storage_options),
-        )
+        given = tuple(settings)
+        root, options = absolute_path(path), validate_options(storage_options)
         wanted = settings_at(root, settings, options)
         created = create_queue_tables(root, wanted, options, exist_ok=exist_ok, given=given)
         context = open_context(root, options, clock)

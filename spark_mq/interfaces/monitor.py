@@ -43,7 +43,7 @@ class _Opened:
         self.at = float("-inf")
         self.overview: QueueOverview | None = None
         self.past_lock = threading.Lock()  # a first read of the history may take seconds
-        self.past_at: dict[str, float] = {}  # of the last try, by range
+        self.past_at = dict.fromkeys(RANGES, float("-inf"))  # of the last try
         self.past: dict[str, Past] = {}
 
 
@@ -169,22 +169,15 @@ class QueueMonitor:
 
         Those are the ones that were read the longest ago. The next call reads others.
         """
-        opened = {
-            name: opened_queue
-            for name in names
-            if (opened_queue := self._opened.get(name)) is not None
-        }
+        opened = {name: own for name in names if (own := self._opened.get(name)) is not None}
+        oldest = sorted(opened.values(), key=lambda own: own.past_at[HOUR])
         now = self._clock()
-        ages = {
-            name: now - queue.past_at.get(HOUR, float("-inf")) for name, queue in opened.items()
-        }
-        old = [name for name, age in ages.items() if age > PAST_SECONDS]
-        for behind in (opened[name] for name in sorted(old, key=lambda name: -ages[name])[:most]):
+        for behind in [own for own in oldest if now - own.past_at[HOUR] > PAST_SECONDS][:most]:
             try:
                 self._past(behind, HOUR, PAST_SECONDS)
             except (SparkMQError, OSError) as error:  # its chart is missing or old
                 _log.warning("the last hour of %s cannot be read: %s", behind.queue.path, error)
-        return {name: queue.past[HOUR] for name, queue in opened.items() if HOUR in queue.past}
+        return {name: own.past[HOUR] for name, own in opened.items() if HOUR in own.past}
 
     def forget(self, name: str) -> None:
         """Read the overview again at the next request, because the queue was changed."""
