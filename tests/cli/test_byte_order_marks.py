@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def values(path: Path) -> list[bytes]:
-    return [one.value for one in Queue.open(path).peek()]
+    return [message.value for message in Queue.open(path).peek()]
 
 
 def test_the_mark_of_a_file_is_not_published(run: Run, tmp_path: Path, path: Path) -> None:

@@ -60,7 +60,9 @@ def described() -> dict[str, Any]:
 
 
 def failures() -> list[dict[str, Any]]:
-    return [{**asdict(one), "where": one.where} for one in Queue.open("orders").failures()]
+    return [
+        {**asdict(failure), "where": failure.where} for failure in Queue.open("orders").failures()
+    ]
 
 
 RECORDS: dict[str, Callable[[Queue], Any]] = {
@@ -69,7 +71,7 @@ RECORDS: dict[str, Callable[[Queue], Any]] = {
         {"group": name, **asdict(q.group(name).stats())} for name in ("new", "billing", "audit")
     ],
     "queue describe orders workers": lambda q: [
-        {"group": "billing", **asdict(one)} for one in q.group("billing").workers()
+        {"group": "billing", **asdict(worker)} for worker in q.group("billing").workers()
     ],
     "queue describe orders batches": lambda q: q.batches(),
     "queue configure orders": lambda q: [{"queue": q.path, **asdict(q.settings)}],
@@ -85,7 +87,7 @@ RECORDS: dict[str, Callable[[Queue], Any]] = {
     "peek -q orders -g billing --state leased": lambda q: billing().peek(10, state="leased"),
     "trace --now --message-id id-leased -q orders": lambda q: q.locate(message_id="id-leased"),
     "dlq list -q orders": lambda q: [
-        {**one, "headers": {"a": "b"}, "priority": 0} for one in q.list_dead_letters().to_pylist()
+        {**row, "headers": {"a": "b"}, "priority": 0} for row in q.list_dead_letters().to_pylist()
     ],
     "dlq failures -q orders": lambda q: failures(),
     "throughput -q orders --every 365d": lambda q: q.throughput(every="365d").to_pylist(),
@@ -151,10 +153,10 @@ def test_a_trace_in_json_has_the_life_and_the_end_in_each_group(shop: Path, run:
     main = run("trace", "--message-id", "id-bad", *here).row
     assert (main["sequence"], main["earlier"]["sequence"]) == (new, bad)
     ends = {one["group"]: one for one in main["earlier"]["groups"]}
-    record = {one.group: one for one in queue.locate(bad)}
+    record = {place.group: place for place in queue.locate(bad)}
     assert alike(ends, {name: json.loads(json_line(one)) for name, one in record.items()})
     assert [one["event"] for one in main["earlier"]["events"]] == [
-        one.event for one in queue.trace(bad).events
+        event.event for event in queue.trace(bad).events
     ]
     (later,) = run("trace", bad, *here).row["later"]
     assert later["groups"] == main["groups"]

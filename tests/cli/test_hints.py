@@ -107,8 +107,8 @@ def test_a_warning_names_the_command_that_helps(
     queue: Queue, caplog: pytest.LogCaptureFixture, happens: Callable[[Queue], None], named: str
 ) -> None:
     happens(queue)
-    lines = [CommandFormatter("%(message)s").format(one) for one in caplog.records
-             if one.levelno >= logging.WARNING]  # fmt: skip
+    lines = [CommandFormatter("%(message)s").format(record) for record in caplog.records
+             if record.levelno >= logging.WARNING]  # fmt: skip
     assert any(named.format(q=queue.path) in line for line in lines), lines
 
 

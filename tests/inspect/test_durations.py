@@ -7,7 +7,7 @@ from typing import Any
 
 from support.byte_store import ByteStore
 from support.handles import again
-from support.limits import Limits
+from support.limits import Limits, keeping
 from support.tables import context_of
 
 from spark_mq import Message, Queue
@@ -95,7 +95,8 @@ def test_cleaned_commits_are_read_from_the_archive(queue: Queue) -> None:
         group.lease("w").ack()
     queue.sweep()
     ledgers = context_of(again(queue)).ledgers
-    ledgers.clean(0, 0.0, archived=ledgers.version())
+    with keeping(0, 0):
+        ledgers.clean(ledgers.version())
     kept = context_of(again(queue)).ledgers
     assert len(list(kept.commits(0, kept.version()))) < 12
     to_lease, to_settle = of(reader)

@@ -23,7 +23,7 @@ def census(group: Group, **more: Any) -> LaneBacklog:
 
 
 def lane(group: Group, number: int | None) -> LaneStats:
-    return next(one for one in census(group).lanes() if one.lane == number)
+    return next(lane for lane in census(group).lanes() if lane.lane == number)
 
 
 def test_priorities_count_their_messages() -> None:
@@ -104,7 +104,7 @@ def test_a_census_ends_after_a_number_of_runs() -> None:
     group = ordered(*(file_of(v, (0, 0, 1), (0, 1, 1)) for v in range(1, 11)))
     found = census(group, max_runs=6)
     assert found.counted_to == sequence(3, 1)
-    assert [one.messages for one in found.lanes()] == [3, 3]
+    assert [lane.messages for lane in found.lanes()] == [3, 3]
     assert census(group).counted_to is None
 
 
@@ -167,7 +167,7 @@ def _agrees(group: Group, found: LaneBacklog) -> None:
             closed = [n for n in own if heads[n][1] != "ready"]
             assert bool(closed) == (one.holder != Holder.NOTHING)
             assert one.held_back == sum(ready[n] for n in closed)
-    assert {one.lane for one in found.lanes()} == {
+    assert {lane.lane for lane in found.lanes()} == {
         lane for (lane, kind), n in by_lane.items() if n and kind != "settled"
     }
     for level in found.priorities():
@@ -201,4 +201,4 @@ def test_a_census_of_a_large_backlog_looks_at_each_run_once() -> None:
     group.ledger = Ledger.from_ranges(LedgerHeader(), ranges)
     found = count_lanes(group.ledger, group.index, group.rules, group.now, max_runs=20_000)
     assert found.counted_to is None
-    assert sum(one.messages for one in found.lanes()) == 40_000
+    assert sum(lane.messages for lane in found.lanes()) == 40_000

@@ -35,7 +35,7 @@ def ordered(make: Callable[..., Queue], **settings: Any) -> Queue:
 
 
 def lane(queue: Queue, number: int | None) -> LaneInfo:
-    return next(one for one in queue.group("g").lanes(None) if one.lane == number)
+    return next(lane for lane in queue.group("g").lanes(None) if lane.lane == number)
 
 
 def test_the_hottest_lanes_come_first_with_what_holds_them(
@@ -57,7 +57,7 @@ def test_the_hottest_lanes_come_first_with_what_holds_them(
     assert (third.lane, third.messages) == (None, 1)
     assert first.head == lease.messages[0].sequence
     assert first.head_age >= timedelta(seconds=9)
-    assert [one.lane for one in group.lanes(1)] == [3]
+    assert [lane.lane for lane in group.lanes(1)] == [3]
     assert group.lanes().to_arrow().column("lane").to_pylist() == [3, 5, None]
 
 
@@ -66,8 +66,8 @@ def test_the_oldest_lanes_come_first_by_age(make: Callable[..., Queue]) -> None:
     queue.publish(Message("x", key=key_in(6)))
     queue.publish([Message("x", key=key_in(2)) for _ in range(5)])
     queue.group("g").ensure()
-    assert [one.lane for one in queue.group("g").lanes()] == [2, 6]
-    assert [one.lane for one in queue.group("g").lanes(by="age")] == [6, 2]
+    assert [lane.lane for lane in queue.group("g").lanes()] == [2, 6]
+    assert [lane.lane for lane in queue.group("g").lanes(by="age")] == [6, 2]
 
 
 def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
@@ -88,7 +88,7 @@ def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
         else:
             lease.nack([seq], delay=0)
             group.lease("w", max_messages=1).nack([seq], delay=0, error="worse")
-    held = {one.lane: one for one in group.lanes()}
+    held = {lane.lane: lane for lane in group.lanes()}
     assert [held[n].held_by for n in (0, 1, 2, 7)] == ["retry", "postponed", "blocked", "delay"]
     assert [held[n].held_back for n in (0, 1, 2, 7)] == [1, 1, 1, 0]
     assert [held[n].error for n in (0, 1, 2, 7)] == ["bad", None, "worse", None]
@@ -103,7 +103,7 @@ def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
     queue.publish([Message("x", key="a"), Message("y", key="a", priority=4)])
     group = queue.group("g").ensure()
     assert group.lanes() == []
-    assert [(one.priority, one.ready) for one in group.priorities()] == [(4, 1), (0, 1)]
+    assert [(level.priority, level.ready) for level in group.priorities()] == [(4, 1), (0, 1)]
 
 
 def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:
     rows = pa.table({"value": pa.array([b"x"] * 4, pa.binary()), "key": pa.array(keys)})
     write_deltalake(tmp_path / "q" / "messages", rows, mode="append", schema_mode="merge")
     group = queue.group("g").ensure()
-    assert {one.lane: one.messages for one in group.lanes()} == {3: 2, 5: 1, None: 1}
+    assert {lane.lane: lane.messages for lane in group.lanes()} == {3: 2, 5: 1, None: 1}
 
 
 def test_an_overview_sums_up_lanes_and_priorities_if_asked(
@@ -147,4 +147,4 @@ def test_an_overview_sums_up_unordered_groups_if_priorities_are_used() -> None:
     queue.publish(Message("b", priority=9))
     found = queue.describe(lanes=True).lanes["g"]
     assert (found.order, found.lanes) == ("none", 0)
-    assert [one.priority for one in found.priorities] == [9, 0]
+    assert [level.priority for level in found.priorities] == [9, 0]

@@ -90,7 +90,7 @@ def test_errors_that_differ_in_numbers_and_names_are_one_failure(clock: ManualCl
     assert queue.list_dead_letters(where=second.where)["key"].to_pylist() == ["bob"]
     assert queue.list_dead_letters(where=first.where).num_rows == 4
     assert queue.redrive(where=first.where).messages == 4
-    assert [one.shape for one in queue.failures()] == ["KeyError: <text>"]
+    assert [failure.shape for failure in queue.failures()] == ["KeyError: <text>"]
 
 
 def test_letters_between_redriven_ones_are_read_at_once(
@@ -113,7 +113,7 @@ def test_letters_between_redriven_ones_are_read_at_once(
     assert (failure.messages, len(reads)) == (50, 1), reads
     assert queue.newest_dead_letters(20).num_rows == 20
     assert len(reads) == 2
-    assert [len(one.samples) for one in queue.failures(2)] == [2]
+    assert [len(failure.samples) for failure in queue.failures(2)] == [2]
 
 
 def test_a_flood_of_failures_is_counted_as_one(queue: Queue, limits: Limits) -> None:
@@ -124,7 +124,7 @@ def test_a_flood_of_failures_is_counted_as_one(queue: Queue, limits: Limits) -> 
     for name in names:
         group.lease("w", max_messages=1).reject(error=f"no {name}")
     queue.sweep()
-    failures = {one.shape: one for one in queue.failures()}
+    failures = {failure.shape: failure for failure in queue.failures()}
     assert sum(one.messages for one in failures.values()) == 5
     assert len(failures) == 3
     assert "…" in failures
@@ -154,7 +154,7 @@ def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]
     other.sweep()
     assert "foreign" not in queue.newest_dead_letters()["error"].to_pylist()
     assert queue.newest_dead_letters().num_rows == 7
-    assert [one.error for one in other.failures()] == ["foreign"]
+    assert [failure.error for failure in other.failures()] == ["foreign"]
 
 
 def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
@@ -166,7 +166,7 @@ def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
     assert redriven.messages == 2
     group.resume()
     assert current_user() is None
-    made = [(one.operation, one.user, one.in_dead_letters) for one in queue.changes()]
+    made = [(change.operation, change.user, change.in_dead_letters) for change in queue.changes()]
     assert ("pause", "alice", False) in made
     assert ("seek", "alice", False) in made
     assert ("redriven", "bob�", True) in made
@@ -183,7 +183,7 @@ def test_a_trace_names_the_user(queue: Queue) -> None:
     queue.group("g").lease("w").nack(error="x")
     act_as("alice", lambda: queue.group("g").unblock("drop"))
     events = queue.trace(sequence).events
-    assert [one.user for one in events if one.event == "unblocked"] == ["alice"]
+    assert [event.user for event in events if event.event == "unblocked"] == ["alice"]
     assert "user alice" in str(queue.trace(sequence))
 
 
@@ -222,7 +222,7 @@ def test_changes_show_what_was_asked_for(queue: Queue) -> None:
     group.dead_letter(sequence + 1, reason="no customer")
     group.seek("latest")
     for _ in range(2):
-        made = {one.operation: one.detail for one in queue.changes()}
+        made = {change.operation: change.detail for change in queue.changes()}
         assert made.pop("configure") == "visibility_timeout=1m 30s, max_in_flight=9"
         assert made == {
             "create group": None, "configure queue": "retention=3d", "pause": "repairs",
@@ -237,7 +237,7 @@ def test_changes_of_one_instant_are_listed_from_the_newest_on(clock: ManualClock
     group = queue.group("g").ensure()
     group.pause("repairs")
     group.resume()
-    found = [one.operation for one in queue.changes()]
+    found = [change.operation for change in queue.changes()]
     assert found == ["resume", "pause", "create group"]
 
 
@@ -247,7 +247,7 @@ def test_a_redrive_shows_its_condition(queue: Queue) -> None:
     for where in conditions:
         assert queue.redrive(where=where, rate=1_000).messages
     for _ in range(2):
-        made = [one.detail or "" for one in queue.changes() if one.operation == "redriven"]
+        made = [change.detail or "" for change in queue.changes() if change.operation == "redriven"]
         short, cut = sorted(made, key=len)
         assert short == conditions[0]
         assert len(cut) < len(conditions[1])
@@ -267,11 +267,15 @@ def test_each_change_names_the_user_of_this_process(queue: Queue) -> None:
     queue.group("old").ensure()
     queue.drop_group("old")
     queue.purge(queue.name)
-    made = {one.operation: one.user for one in queue.changes(since="1d")}
+    made = {change.operation: change.user for change in queue.changes(since="1d")}
     assert "freeze redrive" not in made, "a step of the redrive, which stands there itself"
-    created = {one.group: one.user for one in queue.changes() if one.operation == "create group"}
+    created = {
+        change.group: change.user
+        for change in queue.changes()
+        if change.operation == "create group"
+    }
     leased = {"billing": None, "audit": None}
     assert created == {**leased, "old": own_user()}
-    assert not [one for one in queue.changes() if (one.group or "").startswith("__")]
+    assert not [change for change in queue.changes() if (change.group or "").startswith("__")]
     wanted = ("configure", "pause", "resume", "seek", "redriven", "drop group", "trim")
     assert {name: made[name] for name in wanted} == dict.fromkeys(wanted, own_user())

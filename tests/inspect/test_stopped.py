@@ -54,10 +54,10 @@ def test_a_stop_is_a_problem_everywhere_and_a_limit_nowhere(name: str, clock: Ma
     assert name in STOPS or shown.startswith((name, "rate_limit: 1/h"))
     stopped = int(name in STOPS)
     assert metric(queue) == stopped
-    problems = [(one.check, one.group) for one in queue.health().problems]
+    problems = [(problem.check, problem.group) for problem in queue.health().problems]
     assert problems == [("blocked", "g")] * stopped
     if name in ("max_in_flight", "max_tracked_ranges"):
-        assert [one.because for one in queue.blockers()] == [name]
+        assert [blocker.because for blocker in queue.blockers()] == [name]
 
 
 def metric(queue: Queue) -> float:

@@ -92,7 +92,7 @@ def test_peek_shows_each_state_and_keeps_the_messages(queue: Queue, clock: Manua
     lease.ack([acked])
     lease.nack([nacked], error="again", delay="1h")
     lease.reject([rejected], error="never")
-    shown = {one.value.decode(): one for one in group.peek(100)}
+    shown = {message.value.decode(): message for message in group.peek(100)}
     states = {name: one.state for name, one in shown.items()}
     assert states == {
         "acked": "settled", "nacked": "delayed", "rejected": "dead", "leased": "leased",
@@ -105,21 +105,21 @@ def test_peek_shows_each_state_and_keeps_the_messages(queue: Queue, clock: Manua
     for state in ("settled", "dead", "leased", "ready"):
         (one,) = group.peek(state=state)
         assert one.state == state
-    assert [one.value for one in group.peek(state="unread")] == [b"unread"]
-    assert [one.value for one in group.peek(2, after=nacked)] == [b"rejected", b"leased"]
+    assert [message.value for message in group.peek(state="unread")] == [b"unread"]
+    assert [message.value for message in group.peek(2, after=nacked)] == [b"rejected", b"leased"]
     assert group.lease("w-2").messages[0].value == b"unread"
 
 
 def test_a_message_is_found_by_key_and_by_id(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=f"k{n % 3}", message_id=f"id-{n}") for n in range(9)])
     queue.publish(Message("9", key="k0"))
-    assert [one.value for one in queue.peek(key="k1")] == [b"1", b"4", b"7"]
-    assert [one.value for one in queue.peek(2, key="k1")] == [b"1", b"4"]
-    assert [one.value for one in queue.peek(message_id="id-5")] == [b"5"]
+    assert [message.value for message in queue.peek(key="k1")] == [b"1", b"4", b"7"]
+    assert [message.value for message in queue.peek(2, key="k1")] == [b"1", b"4"]
+    assert [message.value for message in queue.peek(message_id="id-5")] == [b"5"]
     assert queue.peek(key="k1", message_id="id-5") == []
     group = queue.group("g")
     group.lease("w", max_messages=3)
-    assert [one.state for one in group.peek(key="k1")] == ["leased", "ready", "ready"]
+    assert [message.state for message in group.peek(key="k1")] == ["leased", "ready", "ready"]
     newest = queue.find(key="k0", n=2)
     assert [queue.peek(1, after=seq - 1)[0].value for seq in newest] == [b"9", b"6"]
     assert queue.find(message_id="none") == []
@@ -157,21 +157,21 @@ def test_leases_say_who_holds_what_since_when_and_until_when(
     assert (new.lease_id, new.worker_id, new.messages) == (second.lease_id, "w-2", 1)
     assert not old.expired
     clock.advance("2m")
-    assert [one.expired for one in group.leases()] == [True, False]
-    assert [(one.worker_id, one.leases, one.messages) for one in group.workers()] == [
+    assert [lease.expired for lease in group.leases()] == [True, False]
+    assert [(worker.worker_id, worker.leases, worker.messages) for worker in group.workers()] == [
         ("w-2", 1, 1), ("w-1", 0, 0),  # an expired lease is nobody's
     ]  # fmt: skip
 
 
 def test_locate_says_where_a_message_stands_in_each_group(queue: Queue) -> None:
     queue.publish(["a", "b"])
-    first, second = (one.sequence for one in queue.peek())
+    first, second = (message.sequence for message in queue.peek())
     lease = queue.group("one").lease("w", max_messages=2)
     lease.ack([first])
     queue.group("two").ensure()
-    found = {one.group: (one.state, one.worker_id) for one in queue.locate(second)}
+    found = {place.group: (place.state, place.worker_id) for place in queue.locate(second)}
     assert found == {"one": ("leased", "w"), "two": ("ready", None)}
-    assert {one.group: one.state for one in queue.locate(first)} == {
+    assert {place.group: place.state for place in queue.locate(first)} == {
         "one": "settled", "two": "ready",
     }  # fmt: skip
 
@@ -218,7 +218,7 @@ def test_an_end_that_the_history_lost_stays_settled(delta_queue: Callable[..., Q
     (sequence,) = queue.publish("a").sequences
     queue.group("g").lease("w").ack()
     queue.sweep()
-    assert [one.outcome for one in queue.locate(sequence)] == ["acked"]
+    assert [place.outcome for place in queue.locate(sequence)] == ["acked"]
     DeltaTable(f"{queue.path}/history").delete()
     fresh = Queue.open(queue.path)
     (place,) = fresh.locate(sequence)
@@ -232,26 +232,27 @@ def test_locate_reads_no_history_for_a_message_that_is_not_settled(
     held, acked = queue.publish(["a", "b"]).sequences
     queue.group("g").lease("w", max_messages=2).ack([acked])
     read = byte_store.paths("read", "stat", "list", of="history")
-    assert [one.state for one in queue.locate(held)] == ["leased"]
+    assert [place.state for place in queue.locate(held)] == ["leased"]
     assert read == []
-    assert [one.state for one in queue.locate(acked)] == ["settled"]
+    assert [place.state for place in queue.locate(acked)] == ["settled"]
     assert read != []
 
 
 def test_locate_finds_messages_by_their_id(queue: Queue) -> None:
     queue.publish([Message("a", message_id="x"), Message("b", message_id="y")])
     queue.publish([Message("c", message_id="x")])
-    first, second, third = (one.sequence for one in queue.peek())
+    first, second, third = (message.sequence for message in queue.peek())
     group = queue.group("one")
     lease = group.lease("w", max_messages=2)
     assert lease is not None
     queue.group("two").ensure()
-    assert [(one.sequence, one.group, one.state) for one in queue.locate(message_id="x")] == [
+    places = queue.locate(message_id="x")
+    assert [(place.sequence, place.group, place.state) for place in places] == [
         (third, "one", "ready"), (third, "two", "ready"),
         (first, "one", "leased"), (first, "two", "ready"),
     ]  # fmt: skip
-    assert {one.sequence for one in queue.locate(message_id="x", n=1)} == {third}
-    assert {one.sequence for one in queue.locate(message_id="y")} == {second}
+    assert {place.sequence for place in queue.locate(message_id="x", n=1)} == {third}
+    assert {place.sequence for place in queue.locate(message_id="y")} == {second}
 
 
 def test_the_throughput_over_time_is_the_same_before_and_after_a_sweep(queue: Queue) -> None:
@@ -292,7 +293,7 @@ def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -
     again.nack([failing], error="worse")
     (worst,) = group.most_failing()
     assert (worst.first, worst.failure_count, worst.error) == (failing, 2, "worse")
-    assert {one.first for one in group.slowest(2)} == {slow, failing}
+    assert {record.first for record in group.slowest(2)} == {slow, failing}
     assert group.slowest(1)[0].duration >= timedelta(seconds=295)
     (last,) = group.last_errors()
     assert (last.error, last.at) == ("worse", clock()), "the time of its last delivery"
@@ -352,7 +353,9 @@ def test_blockers_name_the_message_and_the_group(queue: Queue, clock: ManualCloc
     (problem,) = queue.health(max_unswept=None).problems
     assert (problem.check, problem.group) == ("blocked", "g")
     clock.advance("8d")
-    trims = {one.group: one.because for one in queue.blockers() if one.blocks == "trim"}
+    trims = {
+        blocker.group: blocker.because for blocker in queue.blockers() if blocker.blocks == "trim"
+    }
     assert trims == {"g": "blocked", "done": "ready"}
 
 
@@ -365,7 +368,7 @@ def test_health_names_what_is_wrong(delta_queue: Callable[..., Queue], clock: Ma
     assert queue.health().healthy
 
     def checks(**limits: Any) -> list[str]:
-        return [one.check for one in queue.health(**limits).problems]
+        return [problem.check for problem in queue.health(**limits).problems]
 
     assert checks(max_dead=0) == ["too_many_dead"]
     clock.advance("2h")
@@ -436,7 +439,7 @@ def test_a_preview_of_a_seek_says_what_the_seek_does(queue: Queue, to: str) -> N
     assert preview.fenced_leases == 1
     expected = {"earliest": (0, 4, 6), "middle": (1, 1, 3), "latest": (4, 0, 0)}[to]
     assert (preview.skipped, preview.delivered_again, after.ready) == expected
-    first = [one.sequence for one in group.peek(1, state="ready")]
+    first = [message.sequence for message in group.peek(1, state="ready")]
     assert first == ([] if to == "latest" else [preview.position])
 
 
@@ -532,7 +535,7 @@ def test_a_group_that_was_created_has_no_records(queue: Queue) -> None:
     queue.publish("a")
     group = queue.group("new").ensure()
     assert group.leases() == group.slowest() == group.last_errors() == []
-    assert [one.state for one in group.peek()] == ["ready"]
+    assert [message.state for message in group.peek()] == ["ready"]
     queue.drop_group("new")
     assert queue.groups() == []
     with pytest.raises(GroupNotFound):

@@ -83,7 +83,7 @@ def with_schedule(make: Make, clock: ManualClock) -> Queue:
 
 
 def were_published(queue: Queue) -> None:
-    first, second = (one.headers["spark_mq.scheduled_at"] for one in queue.peek(10))
+    first, second = (message.headers["spark_mq.scheduled_at"] for message in queue.peek(10))
     assert first < second
 
 

@@ -117,7 +117,7 @@ def test_without_duckdb_an_error_names_the_extra_and_a_function_will_do(
         queue.redrive(transform="'x'")
     assert queue.redrive(where=lambda letter: letter["key"] == "k1").messages == 1
     assert queue.discard_dead_letters(where=lambda letter: True).messages == 2
-    assert any("<lambda>" in (one.detail or "") for one in queue.changes())
+    assert any("<lambda>" in (change.detail or "") for change in queue.changes())
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_discarded_letters_are_gone_for_each_view_and_no_redrive_finds_them(queu
     assert done == trial
     assert left(queue) == ["1"]
     assert queue.describe().dead_letters == 1
-    assert [one.error for one in queue.failures()] == ["bad"]
+    assert [failure.error for failure in queue.failures()] == ["bad"]
     assert queue.newest_dead_letters()["message_id"].to_pylist() == ["1"]
     assert queue.redrive().messages == 1
     assert queue.stats()["published"] == 4, "only the other one was published"
@@ -53,10 +53,10 @@ def test_discarded_letters_are_gone_for_each_view_and_no_redrive_finds_them(queu
 def test_the_history_names_who_discarded_what(queue: Queue) -> None:
     with_dead(queue, ["spam"])
     queue.discard_dead_letters(where="error = 'spam'")
-    (change,) = [one for one in queue.changes() if one.operation == "discard"]
+    (change,) = [change for change in queue.changes() if change.operation == "discard"]
     assert (change.user, change.detail, change.messages) == (own_user(), "error = 'spam'", 1)
     assert (change.in_dead_letters, change.group) == (True, None)
-    (letter,) = [one.sequence for one in queue.dead_letters.peek()]
+    (letter,) = [message.sequence for message in queue.dead_letters.peek()]
     event = queue.dead_letters.trace(letter).events[-1]
     assert (event.event, event.outcome, event.detail) == ("discarded", "dropped", "error = 'spam'")
 
@@ -115,7 +115,7 @@ def test_letters_that_a_redrive_holds_are_left_to_it(
             queue.redrive(limit=1)
     assert again(queue).discard_dead_letters(where="true").messages == 1
     assert again(queue).redrive().messages == 1
-    assert [one.message_id for one in lease(queue, 9).messages] == ["0"]
+    assert [message.message_id for message in lease(queue, 9).messages] == ["0"]
 
 
 def test_a_letter_that_a_redrive_takes_meanwhile_is_published_and_not_counted(
@@ -131,7 +131,7 @@ def test_a_letter_that_a_redrive_takes_meanwhile_is_published_and_not_counted(
     )
     assert queue.discard_dead_letters(where="true").messages == 1
     assert got == [1]
-    assert [one.message_id for one in lease(queue, 9).messages] == ["0"]
+    assert [message.message_id for message in lease(queue, 9).messages] == ["0"]
     assert left(queue) == []
 
 

@@ -37,7 +37,9 @@ def _always(limits: Limits) -> None:
 
 
 def data_files(queue: Queue) -> list[str]:
-    return [one.path for one in messages_of(queue).files.list("") if one.path.endswith("parquet")]
+    return [
+        file.path for file in messages_of(queue).files.list("") if file.path.endswith("parquet")
+    ]
 
 
 def age(queue: Queue, clock: ManualClock, hours: float) -> None:
@@ -64,7 +66,7 @@ def values(queue: Queue) -> list[bytes | None]:
 
 
 def unreadable(queue: Queue) -> list[str]:
-    return [one.check for one in queue.health().problems if one.check == "unreadable"]
+    return [problem.check for problem in queue.health().problems if problem.check == "unreadable"]
 
 
 @pytest.mark.parametrize("options", [{}, {"producer_id": "p", "producer_sequence": 1}])

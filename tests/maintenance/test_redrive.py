@@ -256,7 +256,9 @@ def test_the_warning_about_dead_messages_names_ten_groups(
     for number in range(12):
         queue.group(f"group-{number:02}").lease("w").reject(error="bad")
     queue.redrive(dry_run=True)
-    (warning,) = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "left out" in record.getMessage()
+    ]
     assert "12 dead messages" in warning
     assert "'group-09' and 2 more" in warning
     assert "group-10" not in warning
@@ -324,7 +326,11 @@ def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) 
         "spark_mq.reason": "rejected",
     }
     assert other.trace(first.sequence).earlier is None
-    (change,) = [one for one in queue.changes() if one.detail and one.detail.startswith("error =")]
+    (change,) = [
+        change
+        for change in queue.changes()
+        if change.detail and change.detail.startswith("error =")
+    ]
     assert change.detail == f"error = 'a' to {other.path}"
 
 

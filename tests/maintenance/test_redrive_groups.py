@@ -97,7 +97,7 @@ def test_the_others_have_nothing_to_do_and_skip_one_range(queue: Queue) -> None:
     stats = queue.group("lake").stats()
     assert (stats.acked, stats.skipped, stats.start_sequence) == (2, 2, stats.latest_sequence)
     (copy, _) = [m.sequence for m in queue.group("mail").lease("w", max_messages=9).messages]
-    (skip,) = [one for one in queue.trace(copy).events if one.group == "lake"]
+    (skip,) = [event for event in queue.trace(copy).events if event.group == "lake"]
     assert (skip.event, skip.outcome, skip.operation) == ("other_group", "skipped", "skip")
     queue.publish("c")
     assert queue.group("lake").stats().ready == queue.describe().groups["lake"].ready == 1
@@ -111,7 +111,7 @@ def test_an_idle_group_that_has_not_skipped_it_is_named_by_what_holds_the_trim(
     queue.redrive()
     assert get(queue, "mail") == ["a", "b"]
     clock.advance("30d")
-    (blocker,) = [one for one in queue.blockers() if one.blocks == "trim"]
+    (blocker,) = [blocker for blocker in queue.blockers() if blocker.blocks == "trim"]
     assert (blocker.group, blocker.because) == ("lake", "unread")
 
 
@@ -248,7 +248,7 @@ def test_another_queue_and_plain_readers_see_all(tmp_path: Path, clock: ManualCl
     assert get(other, "any") == ["a"]
     queue.redrive()
     rows = DeltaTable(f"{queue.path}/messages").to_pyarrow_table()
-    headers = [dict(one or ()) for one in rows["headers"].to_pylist()]
+    headers = [dict(row or ()) for row in rows["headers"].to_pylist()]
     assert sorted(one.get("spark_mq.group", "") for one in headers) == ["", "", "mail"]
 
 

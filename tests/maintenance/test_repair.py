@@ -41,7 +41,7 @@ def back(queue: Queue) -> list[Any]:
     """The values that are there to be leased again, in the order of their ids."""
     found = queue.group().lease("w", max_messages=1000)
     messages = [] if found is None else sorted(found.messages, key=lambda one: one.message_id)
-    return [one.value.decode() for one in messages]
+    return [message.value.decode() for message in messages]
 
 
 def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
@@ -64,7 +64,7 @@ def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
 
 def test_a_trace_follows_a_repair_both_ways_and_names_the_transform(queue: Queue) -> None:
     with_dead(queue, orders(1))
-    (first,) = [one.sequence for one in queue.peek()]
+    (first,) = [message.sequence for message in queue.peek()]
     queue.redrive(where="error = 'bad'", transform=SQL)
     (message,) = lease(queue).messages
     (later,) = queue.trace(first).later
@@ -76,7 +76,7 @@ def test_a_trace_follows_a_repair_both_ways_and_names_the_transform(queue: Queue
         "repaired",
         f"error = 'bad' by {SQL}",
     )
-    (change,) = [one for one in queue.changes() if one.operation == "redriven"]
+    (change,) = [change for change in queue.changes() if change.operation == "redriven"]
     assert change.detail == f"error = 'bad' by {SQL}"
 
 
@@ -160,13 +160,13 @@ def test_a_function_repairs_value_key_headers_and_priority(queue: Queue) -> None
     with_dead(queue, ["a", "b", "c", "d"])
     done = queue.redrive(transform=repair)
     assert (done.messages, done.failures) == (3, {"the transform gives no value": 1})
-    found = {one.message_id: one for one in lease(queue, 9).messages}
+    found = {message.message_id: message for message in lease(queue, 9).messages}
     assert found["id-0"].value == b"b'a' k0 {'own': '1'} 0"
     assert (found["id-1"].value, found["id-1"].key) == (b"bytes", "k1")
     last = found["id-2"]
     assert (last.value, last.key, last.headers["a"], last.priority) == (b"new", "other", "b", 9)
     assert "own" not in last.headers
-    (change,) = [one for one in queue.changes() if one.operation == "redriven"]
+    (change,) = [change for change in queue.changes() if change.operation == "redriven"]
     assert change.detail == f"by {__name__}:repair"
 
 

@@ -35,9 +35,9 @@ def _noon(clock: ManualClock) -> None:
 def instants(queue: Queue, name: str = "s") -> list[str]:
     """The instants of the schedule's messages in the queue, in order of sequence."""
     found = [
-        datetime.fromisoformat(one.headers["spark_mq.scheduled_at"]).astimezone(UTC)
-        for one in queue.peek(10_000)
-        if one.headers.get("spark_mq.schedule") == name
+        datetime.fromisoformat(message.headers["spark_mq.scheduled_at"]).astimezone(UTC)
+        for message in queue.peek(10_000)
+        if message.headers.get("spark_mq.schedule") == name
     ]
     return [f"{one:%d %H:%M}" for one in found]
 
@@ -97,7 +97,7 @@ def test_large_messages_are_fewer_to_a_sweep(
     queue.schedule("s", every="1h", message=b"\xff" * 1_000, catch_up="all")
     clock.advance("3h")
     assert [queue.sweep().scheduled for _ in range(3)] == [2, 1, 0]
-    assert {one.value for one in queue.peek()} == {b"\xff" * 1_000}
+    assert {message.value for message in queue.peek()} == {b"\xff" * 1_000}
 
 
 def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClock) -> None:
@@ -191,7 +191,7 @@ def test_a_change_while_a_sweep_publishes_is_obeyed(
     }
     on_publish(monkeypatch, queue, once(before=changes[change]))
     assert queue.sweep().scheduled == (change == "message")
-    assert [one.value for one in queue.peek()] == ([b"new"] if change == "message" else [])
+    assert [message.value for message in queue.peek()] == ([b"new"] if change == "message" else [])
 
 
 @pytest.mark.parametrize("table", ["messages", "leases"])
@@ -207,7 +207,7 @@ def test_a_definition_killed_at_any_commit_is_whole_or_missing(
     there = (table, when) != ("messages", "before")
     assert len(again(queue).schedules()) == there
     again(queue).schedule("s", every="1h", message="x")
-    assert [one.name for one in queue.schedules()] == ["s"]
+    assert [schedule.name for schedule in queue.schedules()] == ["s"]
 
 
 def test_a_clock_that_went_back_publishes_nothing_again(make: Make, clock: ManualClock) -> None:
@@ -256,7 +256,7 @@ def test_a_new_message_loses_no_instant_that_is_due(make: Make, clock: ManualClo
     clock.advance("61m")
     queue.schedule("s", every="1h", message="new")
     queue.sweep()
-    assert [one.value for one in queue.peek()] == [b"new"]
+    assert [message.value for message in queue.peek()] == [b"new"]
 
 
 def test_catching_up_begins_when_it_is_asked_for(make: Make, clock: ManualClock) -> None:
@@ -314,7 +314,7 @@ def test_changes_are_noted_with_the_person(make: Make) -> None:
     queue.pause_schedule("s", "upgrade")
     act_as("carol", lambda: queue.resume_schedule("s"))
     act_as("dave", lambda: queue.remove_schedule("s"))
-    found = sorted((one.user, one.detail) for one in queue.changes(since="3000d"))
+    found = sorted((change.user, change.detail) for change in queue.changes(since="3000d"))
     assert found == [
         ("alice", "schedule s added: 0 2 * * * in UTC"),
         ("bob", "schedule s paused: upgrade"),
@@ -379,7 +379,7 @@ def test_schedules_stay_with_configure_purge_and_a_checkpoint(
     queue.sweep()
     housekeep(queue, keep_versions=0, keep_seconds=0)
     assert entries(again(queue)) == before
-    assert [one.value for one in again(queue).schedules()] == [b"\xff", b"x"]
+    assert [schedule.value for schedule in again(queue).schedules()] == [b"\xff", b"x"]
     clock.advance("1h")
     assert again(queue).sweep().scheduled == 2
 
@@ -393,7 +393,7 @@ def test_a_copy_has_the_schedules_and_continues_where_the_copy_was_made(
     queue.sweep()
     shutil.copytree(queue.path, tmp_path / "copy")
     copy = Queue.open(tmp_path / "copy", clock=clock).rehome(copy=True)
-    assert [one.name for one in copy.schedules()] == ["s"]
+    assert [schedule.name for schedule in copy.schedules()] == ["s"]
     assert copy.sweep().scheduled == 0
     clock.advance("1h")
     assert (copy.sweep().scheduled, queue.sweep().scheduled) == (1, 1)
@@ -426,7 +426,7 @@ def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(
     with pytest.raises(UnsupportedTable, match="'a'"):
         queue.schedules()
     queue.remove_schedule("a")
-    assert [one.name for one in queue.schedules()] == ["s"]
+    assert [schedule.name for schedule in queue.schedules()] == ["s"]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def published(queue: Queue) -> list[str]:
 
 
 def by_sequence(queue: Queue) -> dict[int, str]:
-    return {one.sequence: one.text for one in lease(queue, 1_000).messages}
+    return {message.sequence: message.text for message in lease(queue, 1_000).messages}
 
 
 def make_old(queue: Queue) -> None:
@@ -233,7 +233,7 @@ def test_a_publisher_names_the_sequence_of_each_message_also_in_lanes(delta_queu
             value: publisher.publish(Message(value, key=f"key of {value}", dedup_id=value))
             for value in "abcdefgh"
         }
-    found = {one.sequence: one.value.decode() for one in lease(queue, 10).messages}
+    found = {message.sequence: message.value.decode() for message in lease(queue, 10).messages}
     assert found == {pending.result(): value for value, pending in sent.items()}
     assert list(found.values()) != list(sent), "they were sorted"
 

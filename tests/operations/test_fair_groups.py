@@ -46,12 +46,12 @@ def test_a_limit_by_key_is_shown_and_waited_for(queue: Queue) -> None:
     assert keys_of(first) == {"a": 2, "b": 2}
     assert group.lease("w", max_messages=100) is None
     limit, _, named = group.blocked_because.partition(": 2 leased of each key in ")
-    held = [one for one in group.lanes() if one.held_by]
+    held = [lane for lane in group.lanes() if lane.held_by]
     assert limit == "max_in_flight_per_key"
     assert sorted(named.split(", ")) == sorted(f"lane {one.lane}" for one in held)
     assert [(one.held_by, one.held_back) for one in held] == [("limit", 3), ("limit", 3)]
     assert {one.because for one in held} == {"2 messages are leased: max_in_flight_per_key=2"}
-    assert [one for one in queue.health().problems if one.kind == "blocked"] == []
+    assert [problem for problem in queue.health().problems if problem.kind == "blocked"] == []
     publish(queue, 1, "c")
     assert keys_of(group.lease("w", max_messages=100)) == {"c": 1}
     first.ack()

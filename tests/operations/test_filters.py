@@ -42,7 +42,7 @@ def test_a_group_gets_what_matches_and_skips_the_rest(queue: Queue, group: Consu
     publish(queue, "us-4")
     everything = queue.group("all")
     lease = group.lease("w", max_messages=10)
-    assert [one.text for one in lease.messages] == ["eu-1", "eu-2"]
+    assert [message.text for message in lease.messages] == ["eu-1", "eu-2"]
     lease.ack()
     assert group.lease("w") is None
     stats = group.stats()
@@ -58,7 +58,7 @@ def test_messages_that_no_lease_has_examined_count_as_ready(
     assert (group.stats().ready, group.stats().unexamined) == (2, 2)
     assert queue.stats()["groups"][group.name].unexamined == 2
     assert queue.group("all").ensure().stats().unexamined == 0
-    assert [one.key for one in group.peek()] == ["us-1", "us-2"]
+    assert [message.key for message in group.peek()] == ["us-1", "us-2"]
     assert group.lease("w") is None
     assert (group.stats().ready, group.stats().unexamined) == (0, 0)
     assert not group.peek(state="ready")
@@ -68,12 +68,12 @@ def test_history_and_trace_say_that_the_filter_skipped_a_message(
     queue: Queue, group: ConsumerGroup
 ) -> None:
     publish(queue, "us-1", "eu-1")
-    (us, _) = (one.sequence for one in queue.peek())
+    (us, _) = (message.sequence for message in queue.peek())
     assert take(group) == ["eu-1"]
-    (event,) = (one for one in queue.trace(us).events if one.group == "eu")
+    (event,) = (event for event in queue.trace(us).events if event.group == "eu")
     assert (event.event, event.outcome) == ("filtered", "skipped")
     ends = queue.finished("eu", outcome="skipped")
-    assert [one["sequence"] for one in ends.to_pylist()] == [us]
+    assert [row["sequence"] for row in ends.to_pylist()] == [us]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_a_new_filter_holds_for_messages_not_leased_yet(
 
 def test_named_messages_are_filtered_as_well(queue: Queue, group: ConsumerGroup) -> None:
     publish(queue, "us-1", "eu-1", "eu-2")
-    us, eu, _ = (one.sequence for one in queue.peek())
+    us, eu, _ = (message.sequence for message in queue.peek())
     lease = group.lease("w", sequences=[us, eu])
-    assert [one.text for one in lease.messages] == ["eu-1"]
+    assert [message.text for message in lease.messages] == ["eu-1"]
     lease.ack()
     assert take(group) == ["eu-2"]
     assert group.stats().skipped == 1
@@ -140,7 +140,7 @@ def test_many_runs_stay_within_the_limit_of_ranges(make: Make) -> None:
         if len(leases) > 20:
             break
         lease.ack()
-    assert sum(len(one) for one in leases) == 500
+    assert sum(len(lease) for lease in leases) == 500
     assert group.stats().ledger_ranges == 0
 
 
@@ -155,7 +155,7 @@ def test_a_long_backlog_without_a_match_is_skipped_in_parts(
         publish(queue, "us-1", "us-2")
     publish(queue, "eu-1")
     assert take(group) == ["eu-1"]
-    notes = [one for one in history(queue).to_pylist() if one["event"] == "filtered"]
+    notes = [row for row in history(queue).to_pylist() if row["event"] == "filtered"]
     assert sum(one["message_count"] for one in notes) == 20
     assert len({one["version"] for one in notes}) == 4
 

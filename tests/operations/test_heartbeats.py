@@ -56,7 +56,7 @@ def look_often(limits: Limits) -> None:
 
 
 def files_of(queue: Queue) -> list[str]:
-    return [one.path for one in ledgers_of(queue).files.list_all("_workers")]
+    return [file.path for file in ledgers_of(queue).files.list_all("_workers")]
 
 
 def kill(group: ConsumerGroup, byte_store: ByteStore, **options: Any) -> None:
@@ -69,7 +69,7 @@ def kill(group: ConsumerGroup, byte_store: ByteStore, **options: Any) -> None:
 
 
 def states(group: ConsumerGroup) -> dict[str, str]:
-    return {one.worker_id: one.state for one in group.workers()}
+    return {worker.worker_id: worker.state for worker in group.workers()}
 
 
 def test_an_idle_worker_is_listed_until_it_ends(queue: Queue, clock: ManualClock) -> None:
@@ -139,7 +139,7 @@ def test_a_killed_worker_is_gone_after_a_minute_and_its_file_after_a_day(
     group, seen = queue.group().ensure(), clock()
     kill(group, byte_store, worker_id="w-1")
     clock.advance("1m")
-    assert [(one.state, one.processes) for one in group.workers()] == [("idle", 1)]
+    assert [(worker.state, worker.processes) for worker in group.workers()] == [("idle", 1)]
     clock.advance("4m")
     (found,) = group.workers()
     assert (found.state, found.processes, found.seen_at) == ("gone", 0, seen)
@@ -171,7 +171,7 @@ def test_a_worker_in_a_handler_is_busy_also_without_a_lease(
         until(group.workers)
         clock.advance("30s")
         until(lambda: group.workers()[0].seen_at == clock())
-        assert [(one.state, one.leases) for one in group.workers()] == [("busy", 0)]
+        assert [(worker.state, worker.leases) for worker in group.workers()] == [("busy", 0)]
         leave.set()
 
 
@@ -199,9 +199,9 @@ def test_workers_of_one_name_are_one_row_and_counted(
         working(group, worker_id="other"),
     ):
         until(lambda: len(files_of(queue)) == 4)
-        found = {one.worker_id: (one.state, one.processes) for one in group.workers()}
+        found = {worker.worker_id: (worker.state, worker.processes) for worker in group.workers()}
         assert found == {"same": ("idle", 2), "other": ("idle", 1)}
-        assert {one.seen_at for one in group.workers()} == {clock()}
+        assert {worker.seen_at for worker in group.workers()} == {clock()}
     assert states(group) == {"same": "gone"}
 
 
@@ -234,10 +234,10 @@ def test_a_store_that_refuses_heartbeats_does_not_disturb_the_work(
             assert len(refused) == number, "one try in an interval"
             clock.advance("30s")
             until(lambda number=number: len(refused) == number + 1)
-    found = [one for one in caplog.records if "heartbeat" in one.getMessage()]
+    found = [record for record in caplog.records if "heartbeat" in record.getMessage()]
     assert [one.levelname for one in found] == ["INFO"] + ["DEBUG"] * (len(refused) - 1)
     assert "Permission denied" in found[0].getMessage()
-    assert not [one for one in caplog.records if one.levelno > logging.INFO]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_a_store_that_hangs_delays_the_end_by_a_second_at_most(
@@ -390,10 +390,10 @@ def test_another_process_shows_itself_until_it_is_killed(tmp_path: Path, limits:
     process.start()
     try:
         until(group.workers, 60)
-        assert [one.process_id for one in group.workers()] == [process.pid]
+        assert [worker.process_id for worker in group.workers()] == [process.pid]
     finally:
         process.kill()
         process.join(30)
-    assert [one.state for one in group.workers()] == ["idle"]
+    assert [worker.state for worker in group.workers()] == ["idle"]
     later = ManualClock(datetime.now().astimezone() + timedelta(minutes=5))
-    assert [one.state for one in again(queue, later).group().workers()] == ["gone"]
+    assert [worker.state for worker in again(queue, later).group().workers()] == ["gone"]

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
 from support.byte_store import ByteStore
 from support.handles import again, archive, archived, history, lease, on_commit
-from support.limits import Limits
+from support.limits import Limits, keeping
 from support.tables import context_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Message, Queue
@@ -310,18 +310,17 @@ def test_a_group_or_a_message_has_its_own_history(queue: Queue) -> None:
     assert len(reported(queue, within=(s[1], s[1]))) == 1
 
 
-def test_nothing_is_cleaned_that_has_not_been_archived(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish(["a"])
     for _ in range(30):
         lease(queue).release()
     expected = reported(queue)
-    ledgers_of(queue).clean(0, 0, archived=archived(queue))
-    assert reported(queue) == expected
-    archive(queue)
-    assert ledgers_of(queue).clean(0, 0, archived=archived(queue)) > 30
+    with keeping(0, 0):
+        ledgers_of(queue).clean(archived(queue))
+        assert reported(queue) == expected
+        archive(queue)
+        assert ledgers_of(queue).clean(archived(queue)) > 30
     assert reported(again(queue)) == expected
 
 
@@ -572,7 +571,7 @@ def test_every_end_has_its_outcome(
     assert queue.finished()["outcome"].to_pylist() == [outcome]
     assert queue.finished(outcome=outcome).num_rows == 1
     sequence = queue.finished()["sequence"][0].as_py()
-    assert [one.outcome for one in queue.trace(sequence).outcomes] == [outcome]
+    assert [outcome.outcome for outcome in queue.trace(sequence).outcomes] == [outcome]
     (place,) = queue.locate(sequence)
     assert (place.state, place.outcome) == ("settled", outcome)
     assert queue.finished(outcome="lost").num_rows == 0
@@ -584,10 +583,10 @@ def test_a_trace_has_the_last_outcome_in_each_group(queue: Queue) -> None:
     lease(queue, group="two").ack()
     queue.group("one").ensure().discard(s)
     lease(queue, group="unsettled")
-    ends = [(one.group, one.outcome) for one in queue.trace(s).outcomes]
+    ends = [(outcome.group, outcome.outcome) for outcome in queue.trace(s).outcomes]
     assert ends == [("one", "dropped"), ("two", "acked")]
     queue.group("two").seek("earliest")
-    assert [one.group for one in queue.trace(s).outcomes] == ["one"]
+    assert [outcome.group for outcome in queue.trace(s).outcomes] == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -699,13 +698,13 @@ def test_a_trace_follows_redrives_in_both_directions(queue: Queue, own_id: bool)
         assert queue.redrive().messages == 1
         sequences.append(queue.find(key="k")[0])
     lease(queue).ack()
-    first, second, third = (again(queue).trace(one) for one in sequences)
-    assert [one.sequence for one in first.later] == sequences[1:2]
-    assert [one.sequence for one in first.later[0].later] == sequences[2:]
+    first, second, third = (again(queue).trace(sequence) for sequence in sequences)
+    assert [trace.sequence for trace in first.later] == sequences[1:2]
+    assert [trace.sequence for trace in first.later[0].later] == sequences[2:]
     assert (first.earlier, third.later) == (None, ())
     assert second.earlier is not None
     assert second.earlier.sequence == sequences[0]
-    assert [one.sequence for one in second.later] == sequences[2:]
+    assert [trace.sequence for trace in second.later] == sequences[2:]
     assert third.earlier is not None
     assert third.earlier.earlier is not None
     assert third.earlier.earlier.sequence == sequences[0]
@@ -746,9 +745,9 @@ def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) 
     queue = again(queue)
     copy = queue.trace(after)
     redriven, *_, acked = copy.events
-    assert [one.outcome for one in copy.outcomes] == ["acked"]
+    assert [outcome.outcome for outcome in copy.outcomes] == ["acked"]
     assert copy.earlier is not None
-    assert [one.outcome for one in copy.earlier.outcomes] == ["dead_lettered"]
+    assert [outcome.outcome for outcome in copy.earlier.outcomes] == ["dead_lettered"]
     (letter,) = queue.dead_letters.peek()
     ends = queue.dead_letters.trace(letter.sequence).outcomes
     assert [one.outcome for one in ends] == ["redriven"]
@@ -758,7 +757,7 @@ def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) 
     assert redriven.at == to_datetime(piece.committed_at) != published
     assert (copy.redriven_at, copy.published_at) == (redriven.at, published)
     assert acked.event == "acked"
-    assert [one.sequence for one in copy.chain()] == [before, after]
+    assert [trace.sequence for trace in copy.chain()] == [before, after]
     assert queue.trace(before).later[0].events == copy.events
     assert queue.trace(before).redriven_at is None
     first, second = str(copy).split("redriven as")
@@ -780,7 +779,7 @@ def test_a_trace_follows_a_redrive_whose_dead_letter_is_gone(queue: Queue) -> No
     found = queue.trace(after)
     assert found.earlier is not None
     assert found.earlier.sequence == before
-    assert [one.sequence for one in queue.trace(before).later] == [after]
+    assert [trace.sequence for trace in queue.trace(before).later] == [after]
 
 
 def test_forged_headers_lead_a_trace_nowhere(queue: Queue) -> None:
@@ -791,7 +790,7 @@ def test_forged_headers_lead_a_trace_nowhere(queue: Queue) -> None:
     for sequence in [m.sequence for m in lease(queue).messages]:
         assert queue.trace(sequence).sequence == sequence
     assert (queue.trace(own).earlier, queue.trace(own).later) == (None, ())
-    assert "redriven" not in [one.event for one in queue.trace(own).events]
+    assert "redriven" not in [event.event for event in queue.trace(own).events]
 
 
 def test_a_trace_finds_its_message_by_id_or_key(queue: Queue) -> None:

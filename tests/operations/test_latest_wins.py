@@ -48,10 +48,10 @@ def test_history_says_that_a_message_was_replaced(queue: Queue) -> None:
     publish(queue, "a2")
     assert queue.group().stats().ready == 2, "no lease has looked yet"
     assert take(queue.group()) == ["a2"]
-    (event,) = (one for one in queue.trace(old).events if one.group == "default")
+    (event,) = (event for event in queue.trace(old).events if event.group == "default")
     assert (event.event, event.outcome) == ("replaced", "skipped")
     ends = queue.finished("default", outcome="skipped")
-    assert [one["sequence"] for one in ends.to_pylist()] == [old]
+    assert [row["sequence"] for row in ends.to_pylist()] == [old]
     (note,) = (one for one in notes(queue) if "replace" in one["operation"])
     assert (note["operation"], note["messages"]) == ("replace+lease", 2)
 
@@ -220,7 +220,7 @@ def test_a_publish_that_replaces_too_many_scattered_messages_is_refused(
     with pytest.raises(SparkMQError, match=r"replaces 12 messages .* in 3 parts, of about 4 "):
         send()
     assert messages_of(queue).log.refresh().version == before
-    files = [one.path for one in messages_of(queue).files.list("") if "part-" in one.path]
+    files = [file.path for file in messages_of(queue).files.list("") if "part-" in file.path]
     assert len(files) == 2 * len(letters), "nothing is left behind"
     for first in range(0, len(later), 4):
         publish(queue, *later[first : first + 4])

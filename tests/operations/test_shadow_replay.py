@@ -278,7 +278,7 @@ def test_a_replay_beside_a_live_worker_changes_nothing(tmp_path: Path) -> None:
     assert entered.wait(30)
     before, stats = fingerprint(tmp_path), counts(queue)
     versions = messages_of(queue).log.state.version, ledgers_of(queue).version()
-    leases = [one.lease_id for one in queue.group("billing").leases()]
+    leases = [lease.lease_id for lease in queue.group("billing").leases()]
     try:
         for options in (
             {"mode": "batch"},
@@ -290,7 +290,7 @@ def test_a_replay_beside_a_live_worker_changes_nothing(tmp_path: Path) -> None:
             assert report.summary.replayed == 21
         assert fingerprint(tmp_path) == before
         assert counts(queue) == stats
-        assert [one.lease_id for one in queue.group("billing").leases()] == leases
+        assert [lease.lease_id for lease in queue.group("billing").leases()] == leases
         assert (messages_of(queue).log.refresh().version, ledgers_of(queue).version()) == versions
     finally:
         go.set()
@@ -606,7 +606,7 @@ def test_a_replay_finds_what_a_naive_one_finds(make: Make, seed: int, limits: Li
                 count = chance.randrange(1, 9)
                 queue.publish([Message(str(chance.randrange(50)), key="k") for _ in range(count)])
             case 3 if queue.stats()["published"]:
-                group.seek(chance.choice([one.sequence for one in queue.peek(100)]))
+                group.seek(chance.choice([message.sequence for message in queue.peek(100)]))
             case 4:
                 queue.sweep()
             case _:

@@ -149,9 +149,9 @@ def test_threads_of_several_groups_share_a_commit(queue: Queue) -> None:
     assert operations(queue, before) == ["lease"] * 3
     fresh = again(queue)
     for name, taken in leases.items():
-        assert [one.worker_id for one in fresh.group(name).leases()] == [f"w-{name}"]
+        assert [lease.worker_id for lease in fresh.group(name).leases()] == [f"w-{name}"]
         assert fresh.group(name).ack(taken.lease_id) == SettleResult(1)
-    events = [(one.group, one.event) for one in fresh.trace(sequence).events]
+    events = [(event.group, event.event) for event in fresh.trace(sequence).events]
     assert sorted(events) == sorted((name, each) for name in names for each in ("leased", "acked"))
 
 
@@ -210,7 +210,9 @@ def test_a_change_by_a_person_is_a_commit_of_its_own(queue: Queue) -> None:
         queue.group().configure(max_in_flight=9)
     assert asked.result(30).worker_id == "w"
     assert operations(queue, before) == ["configure", "lease"]
-    assert [(one.event, one.user) for one in queue.trace(sequence).events] == [("leased", None)]
+    assert [(event.event, event.user) for event in queue.trace(sequence).events] == [
+        ("leased", None)
+    ]
 
 
 def test_a_change_of_single_messages_is_a_commit_of_its_own_even_without_a_name(

@@ -18,7 +18,7 @@ def stocked_queue(path: Path, message: Callable[[str], Message], error: str) -> 
     queue = Queue.create(path, durable=False)
     queue.publish([message(name) for name in ("acked", "nacked", "bad", "leased", "unread")])
     lease = queue.group("billing").lease("worker-7", max_messages=4, visibility_timeout="1h")
-    acked, nacked, bad, _ = (one.sequence for one in lease.messages)
+    acked, nacked, bad, _ = (message.sequence for message in lease.messages)
     lease.ack([acked])
     lease.nack([nacked], error="no luck", delay="1h")
     lease.reject([bad], error=error)

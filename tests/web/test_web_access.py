@@ -50,7 +50,7 @@ def form_of(client: TestClient, **query: Any) -> dict[str, str]:
 
 
 def who(queue: Queue) -> set[tuple[str, str | None]]:
-    return {(one.operation, one.user) for one in queue.changes()}
+    return {(change.operation, change.user) for change in queue.changes()}
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -445,7 +445,7 @@ def billing(queue: Queue) -> ConsumerGroup:
 
 def end_of(queue: Queue, row: int) -> tuple[str, str | None, str | None]:
     """State, outcome and error of a stocked message in group billing."""
-    (place,) = (one for one in queue.locate(2**32 + row) if one.group == "billing")
+    (place,) = (place for place in queue.locate(2**32 + row) if place.group == "billing")
     return place.state, place.outcome, place.error
 
 
@@ -730,7 +730,7 @@ def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
     billing.lease("w", max_messages=9).reject(error="spam")
     queue.sweep()
     client = visit(allow_changes=True)
-    one = next(one for one in queue.failures() if one.error == "spam")
+    one = next(failure for failure in queue.failures() if failure.error == "spam")
     query = {"do": "discard", "find": 1, "shape": one.shape}
     assert client.get("/change/orders", params=query).status_code == 403, "of another site"
     asked = client.get("/change/orders", params=after_a_visit(client, **query)).text

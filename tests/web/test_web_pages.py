@@ -414,7 +414,7 @@ def test_groups_are_shown_in_pages_and_searched(visit: Visit, queue: Queue) -> N
     groups = [
         [link for link in page.links() if link.startswith("/group/")] for page in (first, second)
     ]
-    assert [len(one) for one in groups] == [50, 12]
+    assert [len(name) for name in groups] == [50, 12]
     assert not set(groups[0]) & set(groups[1])
     assert "group-07" in get(client, "/queue/orders", q="up-07").text
     assert "No group has this" in get(client, "/queue/orders", q="nope").text
@@ -510,7 +510,7 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
     queue.sweep()
     before = queue.dead_letters.describe().version, queue.describe().version
     page = get(client, "/letters/orders")
-    (link,) = [one for one in page.links() if "find=" in one]
+    (link,) = [link for link in page.links() if "find=" in link]
     assert "shape=" in link
     trial = client.get(link)
     assert "1 letter would be redriven, 1 to group billing." in trial.text
@@ -596,7 +596,7 @@ def test_the_reason_of_a_letter_may_contain_quotes(visit: Visit, queue: Queue) -
     headers = {**own.headers, "spark_mq.reason": "it's 'odd'"}
     queue.dead_letters.publish(Message("x", headers=headers))
     client = visit()
-    links = [one for one in get(client, "/letters/orders").links() if "find=" in one]
+    links = [link for link in get(client, "/letters/orders").links() if "find=" in link]
     assert len(links) == 2
     for link in links:
         assert "1 letter would be redriven, 1 to group billing." in client.get(link).text
@@ -776,7 +776,7 @@ def keyed(tmp_path: Path) -> Queue:
 
 def test_what_holds_the_lanes_of_a_group_is_drawn(visit: Visit, keyed: Queue) -> None:
     page = get(visit(), "/group/keyed", group="billing", part="lanes")
-    held = {one.held_by: one for one in keyed.group("billing").lanes()}
+    held = {lane.held_by: lane for lane in keyed.group("billing").lanes()}
     assert set(held) == {"retry", "lease", ""}
     cells = {attrs["class"]: attrs for tag, attrs in page.tags if tag == "rect"}
     assert set(cells) == {"lane-free", "lane-leased", "lane-held-back"}
