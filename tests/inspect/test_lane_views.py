@@ -128,9 +128,9 @@ def test_an_overview_sums_up_lanes_and_priorities_if_asked(
     queue.group("plain").configure(order="none")
     clock.advance(7)
     assert queue.describe().lanes == {}
-    found = queue.describe(lanes=True).lanes
-    assert set(found) == {"g"}
-    summary = found["g"]
+    lanes = queue.describe(lanes=True).lanes
+    assert set(lanes) == {"g"}
+    summary = lanes["g"]
     assert (summary.order, summary.lanes, summary.complete) == ("key", 3, True)
     assert (summary.lanes_leased, summary.lanes_held_back, summary.held_back) == (1, 1, 1)
     assert summary.oldest_head_age >= timedelta(seconds=6)
@@ -145,6 +145,6 @@ def test_an_overview_sums_up_unordered_groups_if_priorities_are_used() -> None:
     queue.group("g").ensure()
     assert queue.describe(lanes=True).lanes == {}
     queue.publish(Message("b", priority=9))
-    found = queue.describe(lanes=True).lanes["g"]
-    assert (found.order, found.lanes) == ("none", 0)
-    assert [level.priority for level in found.priorities] == [9, 0]
+    summary = queue.describe(lanes=True).lanes["g"]
+    assert (summary.order, summary.lanes) == ("none", 0)
+    assert [level.priority for level in summary.priorities] == [9, 0]

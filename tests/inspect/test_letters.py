@@ -35,9 +35,9 @@ def with_letters(queue: Queue) -> Queue:
 
 def test_dead_letters_are_grouped_by_group_reason_and_shape(queue: Queue) -> None:
     assert queue.failures().failures == ()
-    found = with_letters(queue).failures()
-    assert (found.counted, found.complete) == (7, True)
-    counts = {(one.reason, one.group): (one.messages, one.error) for one in found}
+    failures = with_letters(queue).failures()
+    assert (failures.counted, failures.complete) == (7, True)
+    counts = {(one.reason, one.group): (one.messages, one.error) for one in failures}
     assert counts == {
         ("rejected", "billing"): (3, "no customer"),
         ("max_delivery_attempts", "billing"): (2, "timeout"),
@@ -47,7 +47,7 @@ def test_dead_letters_are_grouped_by_group_reason_and_shape(queue: Queue) -> Non
     assert (newest.counted, newest.complete) == (4, False)
     assert sum(one.messages for one in newest) == 4
     assert {one.error for one in newest} == {"timeout", "bad"}
-    assert queue.failures(None) == found
+    assert queue.failures(None) == failures
     assert (queue.failures(7).complete, queue.failures(6).complete) == (True, False)
 
 
@@ -204,11 +204,11 @@ def test_a_user_is_noted_with_the_own_operation_only(queue: Queue) -> None:
     for number in range(5):
         group.configure(max_delivery_attempts=number + 1)
     thread.join(wait)
-    for one in queue.changes():
-        if "pause" in one.operation:
-            assert one.user == "alice"
-        elif one.operation == "configure":
-            assert one.user == own_user()
+    for change in queue.changes():
+        if "pause" in change.operation:
+            assert change.user == "alice"
+        elif change.operation == "configure":
+            assert change.user == own_user()
 
 
 def test_changes_show_what_was_asked_for(queue: Queue) -> None:

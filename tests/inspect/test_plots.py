@@ -162,18 +162,18 @@ def test_lanes_have_bars_by_state_and_name_what_holds_them() -> None:
     lease = group.lease("w", max_messages=2)
     assert lease is not None
     axes = queue.plot.lanes("billing")
-    found = group.lanes()
+    lanes = group.lanes()
     drawn = bars(axes)
-    assert [width for _, _, width in drawn["leased"]] == [one.leased for one in found]
-    assert [width for _, _, width in drawn["ready"]] == [one.ready for one in found]
+    assert [width for _, _, width in drawn["leased"]] == [one.leased for one in lanes]
+    assert [width for _, _, width in drawn["ready"]] == [one.ready for one in lanes]
     # A bar begins where the one of the state before it ends.
-    assert [start for _, start, _ in drawn["leased"]] == [one.ready for one in found]
+    assert [start for _, start, _ in drawn["leased"]] == [one.ready for one in lanes]
     assert "delayed" not in drawn
     assert [label.get_text() for label in axes.get_yticklabels()] == [
-        str(one.lane) for one in found
+        str(one.lane) for one in lanes
     ]
-    assert [text.strip() for text in texts(axes)] == [one.held_by for one in found]
-    assert "lease" in [one.held_by for one in found]
+    assert [text.strip() for text in texts(axes)] == [one.held_by for one in lanes]
+    assert "lease" in [one.held_by for one in lanes]
     assert axes.yaxis_inverted()  # the hottest lane comes first
     assert axes.get_xlabel() == "unsettled messages"
     assert axes.get_title("left") == "Lanes: memory, group billing"

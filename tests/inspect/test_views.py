@@ -449,8 +449,8 @@ def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for name in (b"no text\xff", b"escape\x1b[31m", b"bracket["):  # no queue can have them
         shutil.copytree(os.fsencode(tmp_path / "a"), os.fsencode(tmp_path) + b"/" + name)
-    found = Queue.find_all(tmp_path)
-    assert found == [
+    paths = Queue.find_all(tmp_path)
+    assert paths == [
         str(tmp_path / "a"),
         str(tmp_path / "b/two"),
         str(tmp_path / "deep/er/and/deeper"),

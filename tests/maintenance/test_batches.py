@@ -400,9 +400,9 @@ def test_a_batch_older_than_the_history_has_unknown_outcomes(clock: ManualClock)
     queue.sweep()
     queue.close_batch("b", to=queue)
     again(queue).sweep()
-    (found,) = queue.batches()
-    assert (found.state, found.messages) == ("complete", 2)
-    assert found.counts["default"] == counts(unknown=2)
+    (batch,) = queue.batches()
+    assert (batch.state, batch.messages) == ("complete", 2)
+    assert batch.counts["default"] == counts(unknown=2)
 
 
 def test_an_old_complete_batch_is_removed_with_its_messages(make: Make, clock: ManualClock) -> None:

@@ -37,9 +37,9 @@ def letters() -> pa.Table:
 
 def chosen(where: Any) -> list[int]:
     condition = condition_of(where)
-    found = condition.select(letters())
-    assert found.schema == letter_schema()
-    return found["dead_letter_sequence"].to_pylist()
+    selected = condition.select(letters())
+    assert selected.schema == letter_schema()
+    return selected["dead_letter_sequence"].to_pylist()
 
 
 @pytest.mark.parametrize(

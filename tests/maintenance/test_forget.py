@@ -57,8 +57,8 @@ def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: Manu
     kept = messages_of(queue).index()
     assert (len(kept.files), kept.forgotten, kept.total) == (2, 12, 14)
     other = again(queue)
-    found = messages_of(other).index()
-    assert found == having(files=kept.files, forgotten=12, forgotten_to=kept.forgotten_to)
+    index = messages_of(other).index()
+    assert index == having(files=kept.files, forgotten=12, forgotten_to=kept.forgotten_to)
     for handle in (queue, other):
         stats = handle.stats()
         for name in ("published", "latest_sequence"):
@@ -239,9 +239,9 @@ def test_a_trace_of_a_forgotten_message_is_what_it_was(
     queue.sweep()
     other = again(queue)
     assert messages_of(other).index().forgotten_to > first
-    found = other.trace(first)
-    assert (found.version, found.retained) == (first >> 32, False)
-    assert [event.event for event in found.events] == ["leased", "acked"]
+    trace = other.trace(first)
+    assert (trace.version, trace.retained) == (first >> 32, False)
+    assert [event.event for event in trace.events] == ["leased", "acked"]
     settled = other.finished()
     assert settled.num_rows == 12
     assert settled["published_at"].null_count == 0

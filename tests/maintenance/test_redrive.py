@@ -46,8 +46,8 @@ def with_dead(queue: Queue, errors: list[str]) -> Queue:
 
 def back(queue: Queue) -> list[str]:
     """The values that are there to be leased again, in order."""
-    found = queue.group().lease("w", max_messages=1000)
-    return [] if found is None else [m.value.decode() for m in found.messages]
+    taken = queue.group().lease("w", max_messages=1000)
+    return [] if taken is None else [m.value.decode() for m in taken.messages]
 
 
 def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:

@@ -39,8 +39,8 @@ def orders(number: int) -> list[str | bytes]:
 
 def back(queue: Queue) -> list[Any]:
     """The values that are there to be leased again, in the order of their ids."""
-    found = queue.group().lease("w", max_messages=1000)
-    messages = [] if found is None else sorted(found.messages, key=lambda one: one.message_id)
+    taken = queue.group().lease("w", max_messages=1000)
+    messages = [] if taken is None else sorted(taken.messages, key=lambda one: one.message_id)
     return [message.value.decode() for message in messages]
 
 

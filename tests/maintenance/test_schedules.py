@@ -449,8 +449,8 @@ def test_an_entry_of_another_version_is_named(make: Make, text: str) -> None:
 
 def test_a_start_may_be_text(make: Make) -> None:
     queue = make()
-    found = queue.schedule("s", every="1h", message="x", starts_at="2030-01-01T13:00:00+01:00")
-    assert found.starts_at == found.next_at == datetime(2030, 1, 1, 12, tzinfo=UTC)
+    schedule = queue.schedule("s", every="1h", message="x", starts_at="2030-01-01T13:00:00+01:00")
+    assert schedule.starts_at == schedule.next_at == datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 def test_messages_of_a_schedule_outlive_the_delay_of_their_queue(make: Make) -> None:
@@ -458,10 +458,10 @@ def test_messages_of_a_schedule_outlive_the_delay_of_their_queue(make: Make) -> 
     with pytest.raises(InvalidOption, match="Give more than 1h") as refused:
         queue.schedule("s", every="1h", message=Message("x", expires_at="30m"))
     assert refused.value.option == "expires_at"
-    found = queue.schedule(
+    schedule = queue.schedule(
         "s", every="1h", jitter="30m", message=Message("x", deliver_at=0, expires_at="31m")
     )
-    assert found.jitter == timedelta(minutes=30)
+    assert schedule.jitter == timedelta(minutes=30)
 
 
 def test_all_schedules_together_have_a_limit(make: Make) -> None:

@@ -53,8 +53,8 @@ Make = Callable[..., Queue]
 
 def dead_values(queue: Queue) -> list[bytes | None]:
     """What lies in the dead letters, in order."""
-    found = queue.dead_letters.group("look", start="earliest").lease("w", max_messages=1000)
-    return [] if found is None else [m.value for m in found.messages]
+    taken = queue.dead_letters.group("look", start="earliest").lease("w", max_messages=1000)
+    return [] if taken is None else [m.value for m in taken.messages]
 
 
 def with_dead(queue: Queue, count: int = 3) -> Queue:
@@ -645,8 +645,8 @@ def make_old(*paths: Path) -> None:
 
 def files_of(queue: Queue, table: str) -> set[Path]:
     """The data files of a table that are on the disk."""
-    found = Path(queue.path, table).rglob("*.parquet")
-    return {path for path in found if "_delta_log" not in path.parts}
+    paths = Path(queue.path, table).rglob("*.parquet")
+    return {path for path in paths if "_delta_log" not in path.parts}
 
 
 def test_files_of_lost_races_are_cleaned_away(

@@ -102,10 +102,10 @@ def publish(queue: Queue, messages: int) -> None:
 
 
 def lease(queue: Queue, messages: int) -> Lease:
-    found = queue.group().lease("w", max_messages=messages)
-    assert found is not None
-    assert len(found) == messages
-    return found
+    taken = queue.group().lease("w", max_messages=messages)
+    assert taken is not None
+    assert len(taken) == messages
+    return taken
 
 
 def cycle(queue: Queue, messages: int, verb: str, measure: Callable[[], Any]) -> dict[str, Cost]:

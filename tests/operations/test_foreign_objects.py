@@ -79,8 +79,8 @@ def once_each(max_delivery_attempts: int = 1) -> Queue:
 
 def letters(queue: Queue) -> list[tuple[bytes, str]]:
     queue.sweep()
-    found = queue.list_dead_letters()
-    return list(zip(found["value"].to_pylist(), found["error"].to_pylist(), strict=True))
+    table = queue.list_dead_letters()
+    return list(zip(table["value"].to_pylist(), table["error"].to_pylist(), strict=True))
 
 
 # -- what a handler raises

@@ -77,13 +77,13 @@ def test_an_idle_worker_is_listed_until_it_ends(queue: Queue, clock: ManualClock
     assert group.workers() == []
     with working(group, worker_id="w-1"):
         until(group.workers)
-        (found,) = group.workers()
-        assert found == WorkerInfo(
+        (worker,) = group.workers()
+        assert worker == WorkerInfo(
             "w-1", "idle", 0, 0, None, None, 1, began, began,
-            found.host, os.getpid(), "0.2.0", 0,
+            worker.host, os.getpid(), "0.2.0", 0,
         )  # fmt: skip
-        assert found.host
-        assert again(queue).group("billing").workers() == [found], "another process sees it"
+        assert worker.host
+        assert again(queue).group("billing").workers() == [worker], "another process sees it"
         queue.publish(["a", "b"])
         until(lambda: group.stats().acked == 2)
         clock.advance("30s")
@@ -180,11 +180,12 @@ def test_a_lease_shows_a_worker_without_a_heartbeat(queue: Queue, clock: ManualC
     group = queue.group()
     lease = group.lease("own-loop", visibility_timeout="1m")
     assert lease is not None
-    (found,) = group.workers()
-    assert (found.state, found.messages, found.since, found.seen_at) == ("busy", 1, clock(), None)
+    (worker,) = group.workers()
+    seen = worker.state, worker.messages, worker.since, worker.seen_at
+    assert seen == ("busy", 1, clock(), None)
     clock.advance("2m")
-    (found,) = group.workers()
-    assert (found.state, found.leases, found.messages) == ("gone", 0, 0)
+    (worker,) = group.workers()
+    assert (worker.state, worker.leases, worker.messages) == ("gone", 0, 0)
 
 
 def test_workers_of_one_name_are_one_row_and_counted(

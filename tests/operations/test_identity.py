@@ -25,8 +25,8 @@ def with_letter(queue: Queue, value: str = "a") -> Queue:
 
 
 def values(queue: Queue) -> list[str]:
-    found = queue.group("look").lease("w", max_messages=100)
-    return [] if found is None else [m.value.decode() for m in found.messages]
+    taken = queue.group("look").lease("w", max_messages=100)
+    return [] if taken is None else [m.value.decode() for m in taken.messages]
 
 
 def test_redrive_works_after_a_rename(tmp_path: Path) -> None:

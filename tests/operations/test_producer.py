@@ -107,9 +107,9 @@ def test_two_publishers_of_one_name_publish_no_number_twice(delta_queue: Make, r
     fenced = failed.value.__cause__
     assert isinstance(fenced, ProducerFenced)
     assert fenced.data == {"producer_id": "p", "last_sequence": rivals, "expected": 0}
-    for one in pending:
+    for message in pending:
         with pytest.raises(ProducerFenced):
-            one.result()
+            message.result()
     with pytest.raises(PublisherClosed, match="has stopped: another publisher has published"):
         zombie.publish("more")
     zombie.close()

@@ -332,10 +332,10 @@ def test_half_open_connections_make_room_for_others(
     with connect(port, WHOLE) as client:
         assert client.recv(12) == b"HTTP/1.1 200"
         assert received(held[0]) == b"", "the oldest"
-        for one in held[1:]:
-            with one:
-                one.sendall(b"\r\n")
-                assert one.recv(12) == b"HTTP/1.1 200"
+        for waiting in held[1:]:
+            with waiting:
+                waiting.sendall(b"\r\n")
+                assert waiting.recv(12) == b"HTTP/1.1 200"
 
 
 def test_requests_that_run_are_not_closed_for_others(limits: Limits, served: Serve) -> None:
