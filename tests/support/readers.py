@@ -30,7 +30,7 @@ def opened(table: LedgerTable) -> DeltaTable:
 def reads_beside_a_writer(queue: Queue, reads: int) -> None:
     """Each read of the newest version by delta-rs finds the file of a ledger, and all its rows."""
     stop, failures = threading.Event(), list[BaseException]()
-    group, allowed = queue.group(), threading.Semaphore(0)
+    group, allowed = queue.group().ensure(), threading.Semaphore(0)
 
     def write() -> None:
         try:
