@@ -11,9 +11,9 @@ from operator import or_
 from spark_mq.ledger.editor import LedgerEditor
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.message_index import MessageIndex
-from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, LEASED, Ledger
 from spark_mq.ledger.settings import GroupSettings
-from spark_mq.ledger.transitions import to_available
+from spark_mq.ledger.transitions import returned
 
 
 def is_ordered(index: MessageIndex, rules: GroupSettings) -> bool:
@@ -50,14 +50,6 @@ def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int
         if any(_slots_of(ledger, index, row) & slots for row in of_lease)
         for row in of_lease
     ]
-
-
-def returned(r: Range, now: int) -> Range:
-    """Return a leased range as available, with its delivery uncounted."""
-    count = r.delivery_count - 1
-    first = r.first_leased_at if count else None
-    back = to_available(r, now, r.error)
-    return back._replace(delivery_count=count, first_leased_at=first)
 
 
 def return_behind(

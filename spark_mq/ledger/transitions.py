@@ -191,6 +191,34 @@ def to_available(r: Range, available_at: int, error: str | None) -> Range:
     )
 
 
+def returned(r: Range, now: int) -> Range:
+    """Return a leased range as available, with its delivery uncounted."""
+    count = r.delivery_count - 1
+    first = r.first_leased_at if count else None
+    back = to_available(r, now, r.error)
+    return back._replace(delivery_count=count, first_leased_at=first)
+
+
+def released(r: Range, now: int, delay: int | None) -> Range:
+    if r.state == AVAILABLE:  # an expiry has counted the delivery already
+        lease_size = r.lease_size if r.suspect else None
+        at = (r.available_at or 0) if delay is None else now + delay
+        return to_available(r, at, r.error)._replace(lease_size=lease_size)
+    return returned(r, now + (delay or 0))
+
+
+def revived(r: Range, expires_at: int) -> Range:
+    """Return an expired range as leased, without the failure of the expiry."""
+    failures = r.failure_count - 1
+    return r._replace(
+        state=LEASED,
+        failure_count=failures,
+        first_failed_at=r.first_failed_at if failures else None,
+        available_at=None,
+        expires_at=expires_at,
+    )
+
+
 def counted_from_zero(r: Range, available_at: int) -> Range:
     """Return the range as available and never delivered, but with its first lease and error."""
     return Range(

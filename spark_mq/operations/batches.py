@@ -255,11 +255,10 @@ def count_ends(
     of_outcome: dict[str, list[Interval]] = {}
     for outcome, interval in ends:
         of_outcome.setdefault(outcome, []).append(interval)
-    counts, left = dict[str, int](), list(members)
-    for outcome, intervals in of_outcome.items():
-        counts[outcome] = count_messages(index, intersect(left, intervals))
-        left = subtract(left, intervals)  # each message counts once, also if it ended twice
-    return counts
+    return {
+        outcome: count_messages(index, intersect(members, intervals))
+        for outcome, intervals in of_outcome.items()
+    }
 
 
 def count_outcomes(
