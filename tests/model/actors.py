@@ -266,23 +266,17 @@ def good(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     write(ctx, batch, lease, batch.sequences)
 
 
-def flaky(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+def flaky(ctx: Context, batch: Frame, lease: BatchLease, late: bool = False) -> None:
     """Asks an API that sometimes has no answer for a message: nacked by name, before the sink is
-    written.
+    written, or wrongly after it.
     """
     bad = ctx.choose(len(batch.sequences) + 1)
-    rows = [s for at, s in enumerate(batch.sequences) if at + 1 != bad]
-    if bad:
-        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
-    write(ctx, batch, lease, rows)
-
-
-def flaky_late(ctx: Context, batch: Frame, lease: BatchLease) -> None:
-    """The same verdicts, settled after the sink is written: DESIGN section 7 says why not."""
-    bad = ctx.choose(len(batch.sequences) + 1)
-    write(ctx, batch, lease, [s for at, s in enumerate(batch.sequences) if at + 1 != bad])
-    if bad:
-        lease.nack(Frame(batch.lease_id, [batch.sequences[bad - 1]]))
+    failed = batch.sequences[bad - 1 : bad] if bad else []
+    if failed and not late:
+        lease.nack(Frame(batch.lease_id, failed))
+    write(ctx, batch, lease, [s for s in batch.sequences if s not in failed])
+    if failed and late:
+        lease.nack(Frame(batch.lease_id, failed))
 
 
 def refuses(ctx: Context, batch: Frame, lease: BatchLease) -> None:

@@ -11,12 +11,12 @@ from support.tables import context_of, group_ledger_of
 
 from spark_mq.errors import LeaseLost, MessagesHeld, TablesDisagree
 from spark_mq.ledger.message_index import MessageIndex, sequence
-from spark_mq.ledger.settle import NACK, REJECT, SettlePart
+from spark_mq.ledger.settle import NACK, REJECT
 from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.recover import recover_tables
 from spark_mq.maintenance.retention import trim
 
-from .actors import Context, Proc, Program, Worker
+from .actors import Context, Fickle, Proc, Program, Worker
 from .explorer import EFFECT
 from .storage import Store
 
@@ -106,24 +106,15 @@ class Joiner(Worker):
         ctx.group(self.of).ack(ctx.local["lease"])
 
 
-class Broke(Worker):
+class Broke(Fickle):
     """Has a handler that fails, at most ``moves`` times, whichever messages it gets."""
-
-    def __init__(self, name: str, who: int, *, most: int, moves: int) -> None:
-        super().__init__(name, who, most=most)
-        self.moves = moves
-
-    def start(self, proc: Proc, store: Store) -> Proc | None:
-        return proc._replace(pc="lease", local=(("moves", self.moves),))
 
     def work(self, ctx: Context) -> str:
         if not ctx.local["moves"] or not ctx.choose(2):
             self.done(ctx)
             return "lease"
         ctx.local["moves"] -= 1
-        rows = [(s, s) for s in ctx.local["rows"]]
-        command = SettlePart(NACK, ctx.local["lease"], rows, whole=True)
-        group_ledger_of(ctx.group()).settle([command])
+        self.settle(ctx, NACK)
         return "lease"
 
 
@@ -155,21 +146,19 @@ class Owner(Chore):
         return proc._replace(pc="work", local=()) if store.book("g") is not None else None
 
     def work(self, ctx: Context) -> str:
-        m = ctx.store.log.messages[0]
         try:
-            self.change(ctx, m, force=False)
+            self.change(ctx, force=False)
         except MessagesHeld:
             return "take"
         return ENDED
 
     def take(self, ctx: Context) -> str:
-        self.change(ctx, ctx.store.log.messages[0], force=True)
+        self.change(ctx, force=True)
         return ENDED
 
-    def change(self, ctx: Context, m: int, *, force: bool) -> None:
-        change = getattr(ctx.group(), self.how.replace(" ", "_"))
-        changed = change(m, force=force, by="owner")
-        if changed:
+    def change(self, ctx: Context, *, force: bool) -> None:
+        change, m = getattr(ctx.group(), self.how.replace(" ", "_")), ctx.store.log.messages[0]
+        if change(m, force=force, by="owner"):
             ctx.emit("intervened", m, self.how, force)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from spark_mq.util import failures
 
@@ -128,42 +128,34 @@ class State(NamedTuple):
     budget: tuple[int, ...]
 
 
-class World:
+class World(Protocol):
     """What :func:`explore` needs to know of a world."""
 
     most: int | None = None
     """More states than it can have, if all is well."""
 
-    def begin(self) -> State:
-        raise NotImplementedError
+    def begin(self) -> State: ...
 
     def key(self, state: State) -> Hashable:
         """Equal for states with the same future."""
-        raise NotImplementedError
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """What processes may do. Raises Violation."""
-        raise NotImplementedError
 
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
         """What may happen to them, as far as the budget goes."""
-        raise NotImplementedError
 
     def pass_time(self, state: State) -> tuple[str, State] | None:
         """The next moment at which something changes by itself, for when no process can do
         anything.
         """
-        raise NotImplementedError
 
-    def finished(self, state: State) -> bool:
-        raise NotImplementedError
+    def finished(self, state: State) -> bool: ...
 
     def over(self, state: State) -> bool:
         """Whether nothing that matters can still happen to a finished world."""
-        return False
 
-    def report(self, state: State) -> str:
-        return ""
+    def report(self, state: State) -> str: ...
 
 
 @dataclass
@@ -171,7 +163,6 @@ class Explored:
     states: int = 0
     transitions: int = 0
     finished: int = 0
-    depth: int = 0
     labels: dict[str, int] = field(default_factory=dict)
     """How often each kind of step was taken: what is never taken is not looked at."""
 
@@ -184,7 +175,6 @@ def explore(world: World) -> Explored:
     begin = world.begin()
     ids: dict[Hashable, int] = {world.key(begin): 0}
     parents: list[tuple[int, str]] = [(-1, "begin")]
-    depths = [0]
     back: list[list[int]] = [[]]
     done: list[int] = []
     queue: deque[tuple[int, State]] = deque([(0, begin)])
@@ -204,7 +194,6 @@ def explore(world: World) -> Explored:
         if there is None:
             there = ids[key] = len(parents)
             parents.append((at, label))
-            depths.append(depths[at] + 1)
             back.append([])
             queue.append((there, state))
         back[there].append(at)
@@ -236,7 +225,7 @@ def explore(world: World) -> Explored:
             raise Violation(
                 violation.what, [*way(at), *violation.way, world.report(state)]
             ) from violation
-    found.states, found.finished, found.depth = len(parents), len(done), max(depths)
+    found.states, found.finished = len(parents), len(done)
     _all_can_finish(back, done, way)
     return found
 

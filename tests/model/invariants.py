@@ -549,47 +549,31 @@ class _Noting:
         self.holder[at] = lease
 
     def _ended(self, at: int, a: Range, b: Range | None) -> None:
-        """It is leased no more: failed, unless it was acked or released."""
-        lease = str(a.lease_id)
+        """It is leased no more: failed, unless it was acked or released. None for another lease."""
+        lease, alone = str(a.lease_id), self.sizes.get(str(a.lease_id)) == 1
         if b is not None and b.state == SETTLED:
             return
-        if at in self.returned:
-            if b is None or (b.delivery_count, b.lease_id) != (a.delivery_count - 1, None):
-                raise Violation(f"message {at} returns, and not uncounted: {a}, now {b}")
-            self.handed[at] -= 1
-            self.top[at] = min(self.top[at], a.delivery_count - 1)
-            return
-        if at in self.released:
-            if (a.expires_at or 0) + self.onlooker.skew < self.now:
-                # Too late: the delivery has failed, as if it had been seen before.
-                if b is not None and (b.delivery_count, b.lease_id) != (a.delivery_count, None):
-                    raise Violation(
-                        f"message {at} is released late, and not as failed: {a}, now {b}"
-                    )
-                if self.sizes.get(lease) == 1:
-                    self.blamed[at] = True
-                return
+        in_time = (a.expires_at or 0) + self.onlooker.skew >= self.now
+        if at in self.returned or (at in self.released and in_time):
             before = a.delivery_count - 1, None, a.suspect
             if b is None or (b.delivery_count, b.lease_id, b.suspect) != before:
                 raise Violation(
-                    f"message {at} is released, and not as it was before the lease: {a}, now {b}"
+                    f"message {at} is given back, and not as it was before the lease: {a}, now {b}"
                 )
             self.handed[at] -= 1
             self.top[at] = min(self.top[at], a.delivery_count - 1)
             return
-        if self.sizes.get(lease) == 1:
+        if alone:
             self.blamed[at] = True
-        if (a.expires_at or 0) < self.now:
+        if at in self.released:  # too late: it has failed, as if that had been seen before
+            if b is not None and (b.delivery_count, b.lease_id) != (a.delivery_count, None):
+                raise Violation(f"message {at} is released late, and not as failed: {a}, now {b}")
+        elif (a.expires_at or 0) < self.now:
             if not self.onlooker.alone:
                 self.trouble.add((batch_of(lease), 2))
-            late = (
-                b is not None
-                and b.state == AVAILABLE
-                and b.lease_id == lease
-                and (lease, at) not in self.given
-            )
-            alone = self.sizes.get(lease) == 1
-            if late and (b.suspect == alone or (b.available_at or 0) > self.now):  # type: ignore[union-attr]
+            held = b is not None and (b.state, b.lease_id) == (AVAILABLE, lease)
+            expired = held and (lease, at) not in self.given
+            if expired and (b.suspect == alone or (b.available_at or 0) > self.now):  # type: ignore[union-attr]
                 raise Violation(
                     f"message {at} has expired, and is not due at once, or its blame is wrong: {b}"
                 )

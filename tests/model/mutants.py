@@ -20,7 +20,6 @@ from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRIN
 from spark_mq.storage.ledger_table import HORIZON
 from spark_mq.storage.publishes import PendingPublish
 
-from .actors import flaky_late
 from .storage import SECOND
 
 LATER = 10**12
@@ -327,7 +326,7 @@ ALL = [
     Mutant("the lease is settled after the handler", "crashes", "ForEachBatch._run",
            first(lambda a: a.lease._ack_first())),
     Mutant("a verdict that may differ is settled before the sink is written", "flaky_verdicts",
-           "model:flaky", lambda right: flaky_late),
+           "model:flaky", gets(late=True)),
     Mutant("an outage is no failure of the messages", "outages", "find_outage", returns(None)),
     Mutant("a batch that met an outage is released before the query ends", "outages",
            "release_batch", returns(None)),
