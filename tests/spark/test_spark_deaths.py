@@ -1,4 +1,4 @@
-"""Drivers that die or freeze in mid-batch, and what their successors make of it (DESIGN section 6).
+"""Drivers that die or freeze in mid-batch, and what their successors make of it.
 
 tests/unit/streaming has each step of a batch, without Spark and its JVM.
 """

@@ -117,29 +117,20 @@ def test_a_lease_that_is_acked_before_its_worker_ends_is_no_company():
     assert not group.at(0).suspect
 
 
-def test_another_worker_is_no_company():
+@pytest.mark.parametrize(
+    ("workers", "suspect"),
+    [
+        (("v", "w"), False),
+        (("1~w", "2~w"), False),  # of two processes
+        (("1~v", "1~w"), True),  # of one process, under any name
+    ],
+)
+def test_only_leases_of_one_process_are_company(workers, suspect):
     group = Group()
-    group.lease("a", worker="v")
-    group.lease("b", worker="w")
+    for lease_id, worker in zip("ab", workers, strict=True):
+        group.lease(lease_id, worker=worker)
     group.expire()
-    assert not group.at(0).suspect
-
-
-def test_another_process_is_no_company_of_a_worker_of_the_same_name():
-    group = Group()
-    group.lease("a", worker="1~w")
-    group.lease("b", worker="2~w")
-    group.expire()
-    assert not group.at(0).suspect
-
-
-def test_a_process_is_company_of_itself_under_any_name():
-    group = Group()
-    group.lease("a", worker="1~v")
-    group.lease("b", worker="1~w")
-    group.expire()
-    assert group.at(0).suspect
-    assert group.at(1).suspect
+    assert [group.at(seq).suspect for seq in (0, 1)] == [suspect, suspect]
 
 
 def failed_in_company(group: Group) -> None:

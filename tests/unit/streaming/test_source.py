@@ -1,6 +1,4 @@
-"""The rules of the streaming source (DESIGN section 6), without Spark: runners that start, die,
-freeze and come back.
-"""
+"""The rules of the streaming source, without Spark: runners that start, die, freeze, come back."""
 
 from __future__ import annotations
 
