@@ -150,28 +150,11 @@ def test_a_changed_head_alone_is_a_change():
     assert list(editor.build()) == list(ledger)
 
 
-def test_a_piece_put_between_alike_neighbours_joins_all_three():
-    editor = LedgerEditor(ledger_of([3, 1, 4, 1]))
-    (piece,) = editor.remove([2])
-    editor.add(KINDS[1]._replace(first=piece.first, last=piece.last), piece)
-    assert [(r.first, r.last, r.message_count) for r in editor.build()] == [(0, 0, 1), (1, 3, 3)]
-
-
 def test_alike_ranges_with_another_between_stay_apart():
     editor = LedgerEditor(ledger_of([3, 4, 3]))
     for r in editor.remove([0, 2]):
         editor.add(r, r)
     assert [r.lease_id for r in editor.build()] == ["a", "b", "a"]
-
-
-def test_ranges_join_across_a_gap_of_the_log():
-    """Commits are far apart in sequence, yet neighbours: nothing lies between."""
-    editor = LedgerEditor(ledger_of([3, 3, 3, 3, 3]))
-    editor.add(
-        KINDS[3]._replace(first=SEQS[5], last=SEQS[6], message_count=2),
-        Range(SEQS[5], SEQS[6], UNREAD, 2),
-    )
-    assert [(r.first, r.last, r.message_count) for r in editor.build()] == [(0, SEQS[6], 7)]
 
 
 @pytest.mark.parametrize(

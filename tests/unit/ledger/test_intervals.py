@@ -66,15 +66,6 @@ def test_a_range_is_not_iterated():
         assert caught.value.data == {"option": "sequences", "value": value}
 
 
-def test_neighbours_join_and_gaps_stay():
-    assert from_sequences([5, 3, 4, 4, 9]) == [(3, 5), (9, 9)]
-    assert normalise([]) == from_sequences([]) == subtract([], [(1, 2)]) == []
-
-
-def test_a_hole_cuts_in_two():
-    assert subtract([(0, 9)], [(3, 4)]) == [(0, 2), (5, 9)]
-
-
 def test_the_whole_range_of_sequences_is_taken():
     assert from_sequences([0, 2**63 - 1]) == [(0, 0), (2**63 - 1, 2**63 - 1)]
 

@@ -17,7 +17,6 @@ from spark_mq.ledger.intervals import encode_replaced
 from spark_mq.ledger.message_index import (
     DataFile,
     DeliveryTimes,
-    FileSlice,
     MessageIndex,
     sequence,
 )
@@ -126,29 +125,11 @@ def test_growing_is_as_being_built_at_once(log, at):
     ]
 
 
-def test_an_empty_log():
-    index = MessageIndex()
-    assert index == having(total=0, last_sequence=-1, version=-1)
-    assert index.count(0, 2**62) == 0
-    assert index.first_at_or_after(0) is index.last_at_or_before(2**62) is None
-    assert list(index.slices(0, 2**62)) == []
-
-
 def test_no_file_is_taken_for_one_before_the_first():
     index = MessageIndex([DataFile(5, 3, "a", 30, 1), DataFile(9, 2, "b", 8, 1)], 1)
     assert [index.file_at(place).path for place in (5, 8, 9)] == ["a", "a", "b"]
     with pytest.raises(IndexError, match="no file"):
         index.file_at(4)
-
-
-def test_a_slice_across_files_and_commits():
-    c = DataFile(sequence(2, 0), 4, "c", 100, 2)
-    index = MessageIndex([DataFile(0, 3, "a", 30, 1), DataFile(3, 2, "b", 8, 1), c], 2)
-    assert list(index.slices(1, sequence(2, 1))) == [
-        FileSlice("a", 1, 2, 1, 1, 20),
-        FileSlice("b", 0, 2, 3, 1, 8),
-        FileSlice("c", 0, 2, sequence(2, 0), 2, 50),
-    ]
 
 
 @pytest.mark.parametrize("firsts", [[0], [2], [5, 4]])

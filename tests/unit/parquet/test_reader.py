@@ -18,7 +18,6 @@ from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.reader import MessageReader, repeat_values, to_delivery_table, verify_slice
 from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA, FILE_SCHEMA
-from spark_mq.parquet.writer import write_file
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
@@ -41,12 +40,6 @@ def slice_of(path: str, rows: int, first: int = 0, at: int = 0, offset: int = 0)
 def leased(first: int, last: int, count: int = 1) -> Range:
     held = {"delivery_count": count, "lease_id": "x", "expires_at": 5 * SECOND}
     return Range(first, last, "leased", last - first + 1, **held)
-
-
-def test_a_file_lies_in_the_root_of_the_table(files: ObjectStore) -> None:
-    written = write_file(files, pa.table({"value": [b"a"]}))
-    assert "/" not in written.path
-    assert pq.ParquetFile(Path(files.root, written.path)).schema_arrow.names == FILE_SCHEMA.names
 
 
 def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: ObjectStore) -> None:
