@@ -16,7 +16,7 @@ from support.tables import context_of, messages_of, on_publish
 
 from spark_mq import BatchClosed, InvalidOption, Message, Queue, QueueNotFound, UnsupportedTable
 from spark_mq.delta.memory_files import is_in_memory
-from spark_mq.maintenance import automatic_publishes as chore
+from spark_mq.operations import batches
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.user import act_as
 
@@ -353,14 +353,14 @@ def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
     queue.publish(["a"], batch_id="b")
     queue.close_batch("b", to=done)
     ack_all(queue)
-    real, other = chore.count_outcomes, again(queue)
+    real, other = batches.count_outcomes, again(queue)
 
     def count(*args: Any) -> Any:
         other.publish(["later"])
         lease(other)
         return real(*args)
 
-    monkeypatch.setattr(chore, "count_outcomes", count)
+    monkeypatch.setattr(batches, "count_outcomes", count)
     assert again(queue).sweep().completed_batches == 1
     assert completions(done)[0]["groups"]["default"] == counts(acked=1)
 

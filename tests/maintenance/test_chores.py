@@ -29,7 +29,8 @@ from support.having import having
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue
-from spark_mq.maintenance.automatic_publishes import complete_batch, publish_due
+from spark_mq.maintenance.sweep import publish_due
+from spark_mq.operations.batches import complete_batch
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]

@@ -19,7 +19,7 @@ from support.having import having
 from support.tables import messages_of, on_publish
 
 from spark_mq import InvalidOption, Message, Queue, ScheduleNotFound, UnsupportedTable
-from spark_mq.maintenance import automatic_publishes as chore
+from spark_mq.maintenance import sweep as chores
 from spark_mq.testing import ManualClock
 from spark_mq.util.user import act_as
 
@@ -81,7 +81,7 @@ def test_an_instant_that_waits_for_a_sweep_is_the_next_one(make: Make, clock: Ma
 def test_many_missed_instants_are_published_in_several_sweeps(
     make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chore, "MAX_INSTANTS", 4)
+    monkeypatch.setattr(chores, "MAX_INSTANTS", 4)
     queue = make()
     queue.schedule("s", every="1h", message="x", catch_up="all")
     clock.advance("10h")
@@ -92,7 +92,7 @@ def test_many_missed_instants_are_published_in_several_sweeps(
 def test_large_messages_are_fewer_to_a_sweep(
     make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chore, "MAX_BYTES", 2_500)
+    monkeypatch.setattr(chores, "MAX_BYTES", 2_500)
     queue = make()
     queue.schedule("s", every="1h", message=b"\xff" * 1_000, catch_up="all")
     clock.advance("3h")
