@@ -152,10 +152,9 @@ class BatchLease:
     def append(self, df: DataFrame, *, schema_mode: Literal["merge"] | None = None) -> bool:
         """Append the rows of this batch to the group's sink, once, after any crash.
 
-        The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. Several drivers
-        may append to it, on a local disk or in any store. If an earlier run of the batch, or
-        another holder of its messages, has appended, nothing is written. One that is only slow can
-        append no longer.
+        The sink is a Delta table or a queue, set by ``group.configure(sink=...)``. If an earlier
+        run of the batch, or another holder of its messages, has appended, nothing is written. One
+        that is only slow can append no longer.
 
         Nack or reject rows that are not in `df` *before* the append: the sink counts as having all
         others. Afterwards only the whole batch can be given back, by an error of `process`.

@@ -92,28 +92,27 @@ def for_each_batch(
     on_error
         What happens to the messages if `process` raises an error: "nack" (delivered again after a
         backoff), "reject" (to the dead letters), "ack" (dropped, and the error is only logged), or
-        "raise" (the query ends). Default: "nack". An outage of the queue's own store does not
-        count here: the batch is released, uncounted, and the query ends with that error.
+        "raise" (the query ends). In an outage of the queue's own store the batch is released,
+        uncounted, and the query ends with that error.
     more_groups
-        The groups of the other queues, if the stream reads several. Default: none.
+        The groups of the other queues, if the stream reads several.
     ack
         When the batch is acked. "on_success": when `process` has returned. "on_receive": before
         `process` is called, so that each message is delivered at most once. "manual": never.
-        Messages that `process` leaves unsettled are then delivered again when their lease expires.
-        Default: "on_success". "manual" costs one more commit for a batch with unsettled messages.
-        With "manual", filter inside `process`: over Spark Connect, the source's own ack settles a
-        batch of which no row arrives.
+        Messages that `process` leaves unsettled are then delivered again when their lease expires,
+        which costs one more commit. With "manual", filter inside `process`: over Spark Connect,
+        the source's own ack settles a batch of which no row arrives.
     reader
         How `batch` is read. "spark": by Spark's own Parquet reader, where that gives the same rows
         in the same order, so that large batches are faster. "python": always by the source's tasks.
         With "spark", the tasks still read small batches, unions of streams, leases in many files,
         ordered groups, queries that do more than choose columns, stores that Spark cannot read,
-        and streams with ``minPartitions`` or ``valueSchema`` or over Connect. Default: "spark".
+        and streams with ``minPartitions`` or ``valueSchema`` or over Connect.
     invalid
         What happens to values that do not fit the source's ``valueSchema``, or have a reason in a
         column ``data_error`` of your own. "keep": `process` gets them. "reject": they become dead
         letters with that reason before `process` is called. It is not called for a batch without
-        a valid value. Default: "keep".
+        a valid value.
     sweep
         Sweep the queues of the groups so often while batches come: "1s" to "1h". Of all workers
         that do so, one at a time sweeps, in a thread that no batch waits for. Default: another

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from spark_mq.ledger.settle import NACK, RELEASE
 from spark_mq.worker.decisions import Verdict
 from spark_mq.worker.pools import Pool
 from spark_mq.worker.tasks import Done, Task, WorkerLease
-
-T = TypeVar("T", bound=Hashable)
 
 _PREFETCH_SECONDS: Final = 1.0  # a feed leases no more than its handlers need for this time
 _SMOOTHING: Final = 0.2  # share of the newest duration in the average
@@ -30,7 +28,7 @@ class OpenTasks:
         self._pool, self._demand, self._linger = pool, demand, linger
         self.changed = threading.Event()
         self._lock = threading.RLock()
-        self._chains: LaneChains[Task] = LaneChains()
+        self._chains = LaneChains()
         self._unclaimed: dict[Task, None] = {}
         self._running: dict[Task, None] = {}
         self._done: list[Done] = []
@@ -260,7 +258,7 @@ class Demand:
         """Note whether a try to lease has leased something."""
         self.dry, self._look_at = not leased, time.monotonic() + self._poll
 
-    def wanted(self, concurrency: int, held: int, chains: LaneChains[Task]) -> int:
+    def wanted(self, concurrency: int, held: int, chains: LaneChains) -> int:
         """Return how many tasks to lease now, with `held` in hand, some of them in lanes."""
         return self._room(concurrency, held) or self._room_for_lanes(concurrency, held, chains)
 
@@ -274,7 +272,7 @@ class Demand:
         enough = concurrency + (wanted - concurrency) // 2
         return max(0, wanted - held) if held < min(enough, wanted) else 0
 
-    def _room_for_lanes(self, concurrency: int, held: int, chains: LaneChains[Task]) -> int:
+    def _room_for_lanes(self, concurrency: int, held: int, chains: LaneChains) -> int:
         """Return how many tasks to lease for handlers that the lanes in hand leave idle."""
         if not chains or (self.dry and time.monotonic() < self._look_at):
             return 0
@@ -283,7 +281,7 @@ class Demand:
         return max(0, min(concurrency - busy, self.most - held))
 
 
-class LaneChains(Generic[T]):
+class LaneChains:
     """The running and waiting tasks by lane, of which only the first may run. The caller locks.
 
     A task whose message failed *pauses* its lane, until its settle shows which of the later
@@ -291,8 +289,8 @@ class LaneChains(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._chains: dict[int, deque[T]] = {}
-        self._lanes: dict[T, int] = {}
+        self._chains: dict[int, deque[Task]] = {}
+        self._lanes: dict[Task, int] = {}
         self._paused: set[int] = set()
 
     def __len__(self) -> int:
@@ -307,19 +305,19 @@ class LaneChains(Generic[T]):
     def paused(self) -> bool:
         return bool(self._paused)
 
-    def add(self, lane: int, task: T) -> bool:
+    def add(self, lane: int, task: Task) -> bool:
         """Add a task. Return whether it may run now."""
         chain = self._chains.setdefault(lane, deque())
         chain.append(task)
         self._lanes[task] = lane
         return len(chain) == 1
 
-    def pause(self, task: T) -> None:
+    def pause(self, task: Task) -> None:
         """Pause the lane of a task, until the task is removed."""
         if task in self._lanes:
             self._paused.add(self._lanes[task])
 
-    def remove(self, task: T) -> T | None:
+    def remove(self, task: Task) -> Task | None:
         """Remove a task. Return the task of its lane that may run now."""
         lane = self._lanes.pop(task, None)
         if lane is None:
