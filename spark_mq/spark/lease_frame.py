@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,20 +78,19 @@ _STATE_VALUES: Final = (
 )
 
 
-def slice_frame(
-    spark: SparkSession,
+def _slice_frame(
+    rows: DataFrame,
     context: QueueContext,
     files: Mapping[str, Sequence[Piece]],
     names: Sequence[str],
     *,
     whole: bool,
 ) -> DataFrame:
-    """Return the rows of some slices, which are given by the path of their file.
+    """Return the rows of some slices, of the rows of their files.
 
     No two paths may end in the same name. `whole` says that the slices are all rows of their
-    files. Raises StorageError if Spark cannot read the store.
+    files.
     """
-    rows = _read(spark, context.messages.path, files)
     ranges = {of for pieces in files.values() for _, of in pieces}
     if (
         len(files) <= MAX_CONSTANT_FILES
@@ -305,8 +305,14 @@ def _frame(
     """Return the wanted rows of the files, or None if Spark would not read the same rows."""
     if not _is_supported(files):
         return None
-    alike, whole = _check(group, files)
-    return slice_frame(spark, group._context, files, names, whole=whole) if alike else None
+    context = group._context
+    with ThreadPoolExecutor(1) as pool:  # over a store, both make several requests
+        check = pool.submit(_check, group, files)
+        try:
+            rows = _read(spark, context.messages.path, files)
+        finally:
+            alike, whole = check.result()  # its error names the file
+    return _slice_frame(rows, context, files, names, whole=whole) if alike else None
 
 
 def _is_supported(files: Files) -> bool:

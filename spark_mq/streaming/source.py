@@ -204,9 +204,9 @@ class StreamSource:
             raise view.damage
         self.available_count = grant.message_count
         self._wait_until = grant.wait_until
-        # Over a store, their threads run while Spark logs the offset.
-        unsure = view.files.unsure(view.log, grant.ranges)
-        self._checks.start(unsure, view.settings.filter)
+        if not self.ledger.messages.files.is_local:  # the checks run while Spark logs the offset
+            unsure = view.files.unsure(view.log, grant.ranges)
+            self._checks.start(unsure, view.settings.filter)
         return bool(grant.ranges)
 
     def _skip_filtered(self, command: Acquire) -> None:
