@@ -66,6 +66,13 @@ def test_a_table_in_memory_has_the_parameters_of_the_real_one(double: type) -> N
             assert shape(method) == shape(getattr(DOUBLES[double], name)), name
 
 
+def test_each_mutant_finds_its_rule() -> None:
+    """Most of them run in make test-all only, long after a rule was renamed."""
+    for mutant in ALL:
+        with mutant.applied():
+            pass
+
+
 def test_a_mutant_replaces_its_rule_everywhere_and_for_a_while() -> None:
     places = (transitions, settle, schedule)
     right = transitions.is_late
