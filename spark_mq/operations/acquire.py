@@ -212,11 +212,10 @@ def _pauses(
 
 
 class _LocalPauses:
-    """Tries at intervals, and as soon as another process has published messages.
+    """Tries at intervals, and as soon as another process has published messages."""
 
-    A try is a commit that finds nothing to do, which takes a turn in the line of the queue. So most
-    looks are at messages/ only, where one costs a call of stat.
-    """
+    # A try is a commit that finds nothing to do, which takes a turn in the line of the queue. So
+    # most looks are at messages/ only, where one costs a call of stat.
 
     def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
         self._messages, self._poll, self._changed = ledger.messages, poll, changed

@@ -96,11 +96,10 @@ def is_remote(messages: MessageTable) -> bool:
 
 
 class FilteredFiles(Mapping[str, RowRuns]):
-    """The rows of data files that match one filter, by path, as of the first look at each file.
+    """The rows of data files that match one filter, by path, as of the first look at each file."""
 
-    Otherwise, what another thread finds meanwhile would be known after a lease has taken a file's
-    messages, as if the lease had known it.
-    """
+    # Otherwise, what another thread finds meanwhile would be known after a lease has taken a file's
+    # messages, as if the lease had known it.
 
     def __init__(self, known: Mapping[tuple[str, str], RowRuns], name: str) -> None:
         self._known, self._name = known, name

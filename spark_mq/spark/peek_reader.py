@@ -140,11 +140,9 @@ class PeekReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Callable[[list[Filter]], Iterable[Filter]]:
-        """Take the filters of a query. Spark still applies all of them.
-
-        Without ``spark.sql.python.filterPushdown.enabled`` Spark does not call it, and refuses a
-        reader that overrides it. So Spark finds the method of the base class here.
-        """
+        """Take the filters of a query. Spark still applies all of them."""
+        # Without spark.sql.python.filterPushdown.enabled Spark does not call it, and refuses a
+        # reader that overrides it. So Spark finds the method of the base class here.
         push = partial(self._push_filters)
         push.__func__ = DataSourceReader.pushFilters  # type: ignore[attr-defined]
         return push
@@ -190,10 +188,8 @@ def _all_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Pie
 
 
 def _settled_pieces(group: GroupLedger, filters: PeekFilters) -> list[partitions.Piece]:
-    """Return the wanted messages that the group has settled, each range with its outcome.
-
-    Those without a known outcome are among them, because nobody should miss them silently.
-    """
+    """Return the wanted messages that the group has settled, each range with its outcome."""
+    # Those without a known outcome are among them, because nobody should miss them silently.
     settled = find_settled(group)
     return [
         (piece, cast(Range, r))  # a partition needs only attributes that it also has

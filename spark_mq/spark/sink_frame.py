@@ -116,11 +116,8 @@ def _merged(sink: DeltaSink, frame: DataFrame, schema: StructType) -> StructType
 
 
 def _fitting(frame: DataFrame, schema: StructType, *, fill: bool) -> DataFrame:
-    """Return the columns of the table, in its order. Raise InvalidSchema if a type differs.
-
-    With `fill`, columns that the rows lack are null.
-    """
-    if fill:
+    """Return the columns of the table, in its order. Raise InvalidSchema if a type differs."""
+    if fill:  # columns that the rows lack are null
         known = {name.lower() for name in frame.columns}
         lacking = [field for field in schema if field.name.lower() not in known]
         frame = frame.withColumns(

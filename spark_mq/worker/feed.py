@@ -30,10 +30,9 @@ _log = logging.getLogger("spark_mq.worker")
 
 
 class _TimeLimit:
-    """Calls `on_late`, in a thread of its own, with each task that runs for too long.
+    """Calls `on_late`, in a thread of its own, with each task that runs for too long."""
 
-    `oldest` returns the running task that began first, or None. Without seconds, no task is late.
-    """
+    # `oldest` returns the running task that began first, or None. Without seconds, none is late.
 
     def __init__(
         self,
