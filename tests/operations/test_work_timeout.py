@@ -12,6 +12,7 @@ import pytest
 from support.handles import again, until
 from support.limits import Limits
 from support.outage import Outage
+from support.tables import group_ledger_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
 from spark_mq.errors import HandlerTimeout
@@ -93,12 +94,15 @@ def test_a_handler_within_its_limit_is_left_alone(queue: Queue) -> None:
     assert work(queue, lambda message: None, timeout="1m", threads=4).acked == 50
 
 
-def test_if_all_threads_hang_a_warning_says_so(
-    queue: Queue, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("end", ["settled", "empty"])
+def test_if_all_threads_hang_a_warning_says_so_and_ready_messages_wait(
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     queue.group().configure(retry_delay=0)
     queue.publish(["slow", "next"])
-    seen = list[str]()
+    seen, looks, ledger = list[str](), list[str](), type(group_ledger_of(queue.group()))
+    stats = ledger.stats
+    monkeypatch.setattr(ledger, "stats", lambda own: (looks.append(own.name), stats(own))[1])
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.text)
@@ -108,12 +112,14 @@ def test_if_all_threads_hang_a_warning_says_so(
     def release() -> None:
         until(lambda: "all handlers have exceeded their time limit of 0.15s" in caplog.text)
         assert seen == ["slow"], "it has no thread for the next one"
+        before = len(looks)
+        until(lambda: len(looks) > before, 5)  # and does not end without it
         released.set()
 
     with hanging() as released:
         watcher = threading.Thread(target=release)
         watcher.start()
-        summary = work(queue, handle)
+        summary = work(queue, handle, until=end)
         watcher.join(30)
     assert (summary.acked, summary.nacked) == (2, 1)
     assert seen[0] == "slow"
