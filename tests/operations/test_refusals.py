@@ -107,6 +107,8 @@ DOORS: dict[str, Callable[..., Any]] = {
     "schedule": lambda s, **given: s.queue.schedule(
         **{"name": "s", "every": "1h", "message": "x", **given}
     ),
+    "pause_schedule": lambda s, name: s.queue.pause_schedule(name),
+    "remove_schedule": lambda s, name: s.queue.remove_schedule(name),
     "close_batch": lambda s, **given: s.queue.close_batch(
         **{"batch_id": "b", "to": s.ordered, **given}
     ),
@@ -306,6 +308,8 @@ PUBLISHING = [
         )
     ],
     *of("schedule", "name", ["a b", "__s"]),
+    *of("pause_schedule", "name", ["a b"]),
+    *of("remove_schedule", "name", ["a b"]),
     *row("schedule", {"cron": None, "every": None}),
     *row("schedule", {"cron": "0 2 * * *"}),
     *row("schedule", {"cron": "0 2 * *", "every": None}),
