@@ -134,6 +134,13 @@ def soon() -> Iterator[Callable[[Callable[[], None]], None]]:
         timer.join()
 
 
+def test_a_condition_that_was_stopped_chooses_nothing() -> None:
+    stop = threading.Event()
+    condition = condition_of("true", stop=stop)
+    stop.set()
+    assert condition.select(letters()).num_rows == 0
+
+
 @pytest.mark.parametrize("option", ["where", "transform"])
 def test_a_stop_ends_a_query(
     queue: Queue, soon: Callable[[Callable[[], None]], None], option: str
