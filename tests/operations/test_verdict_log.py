@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from spark_mq import Lease, Queue
+from spark_mq import Lease, Queue, ReceivedMessage
 from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleOutcome, SettlePart
 from spark_mq.operations.work_report import VerdictLog
 from spark_mq.testing import ManualClock
+from spark_mq.util.progress import Progress, listening
 
 Make = Callable[..., Queue]
 
@@ -169,3 +170,22 @@ def test_the_last_attempt_writes_its_traceback_as_a_warning(
             clock.advance("1m")
     assert traced == ["INFO", "WARNING"]
     assert queue.group().stats().dead == 1
+
+
+def test_only_what_failed_is_shown_as_failed(queue: Queue) -> None:
+    failed = list[tuple[int, str]]()
+
+    class Shown(Progress):
+        def fail(self, messages: int, error: str, *_: object) -> None:
+            failed.append((messages, error))
+
+    queue.group().configure(max_delivery_attempts=2, retry_delay=0, breaker_threshold=None)
+    queue.publish(["good", "bad"])
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text == "bad":
+            raise ValueError("no customer")
+
+    with listening(Shown()):
+        queue.group().work(handle, until="settled")
+    assert failed == [(1, "ValueError: no customer")] * 2
