@@ -103,10 +103,13 @@ class LocalBackend(Backend):
             return pa.OSFile(full)
 
     def stat(self, path: str) -> FileInfo | None:
-        with _ignore_no_file():
+        try:  # waiting workers come here 60 times a second, so no context manager
             status = os.stat(self._full(path))
-            return _info(path, status) if _is_file(status) else None
-        return None
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            return None
+        return _info(path, status) if _is_file(status) else None
 
     def list(self, folder: str) -> Iterator[FileInfo]:
         for entry in self._entries(folder):
