@@ -210,7 +210,7 @@ def test_another_site_cannot_make_a_change(browser: Any, queue: Queue, address: 
             pass
 
     with HTTPServer(("127.0.0.1", 0), Attacker) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         page = browser.new_page()
         page.goto(f"{address}/queue/orders")
         page.goto(f"http://localhost:{server.server_port}/")

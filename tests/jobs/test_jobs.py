@@ -287,6 +287,7 @@ def job(
     return run
 
 
+@pytest.mark.slow
 def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
     job: Callable[..., tuple[str, str]], tmp_path: Path, limits: Limits
 ) -> None:

@@ -30,6 +30,7 @@ from support.harness import (
     until,
     values,
 )
+from support.marks import slow
 from support.order_checker import check_order_of_queue, keys_of
 from support.tables import context_of, group_ledger_of
 
@@ -62,7 +63,7 @@ def mortal(spark: Any, queue: Queue, tmp_path: Path) -> Stream:
     return Stream(session_with(spark, MortalReader), queue, tmp_path / "checkpoint")
 
 
-@pytest.mark.parametrize("moment", ["after lease", "before ack"])
+@pytest.mark.parametrize("moment", ["after lease", slow("before ack")])
 def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
     mortal: Stream, queue: Queue, moment: str
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_query_that_was_stopped_acks_its_last_batch_when_it_starts_again(
 # -- frozen drivers
 
 
+@pytest.mark.slow
 def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothing_and_ends(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothin
     )
 
 
+@pytest.mark.slow
 def test_a_lease_outlives_its_timeout_while_its_batch_is_worked_on(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:

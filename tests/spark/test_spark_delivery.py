@@ -188,6 +188,7 @@ def test_rows_settled_inside_the_function_stay_as_they_were_settled(
     assert stream.group.stats().acked == 3
 
 
+@pytest.mark.slow
 @pytest.mark.delta
 def test_delta_options_append_each_batch_once_to_a_delta_table(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
@@ -209,6 +210,7 @@ def test_delta_options_append_each_batch_once_to_a_delta_table(
     assert len({o["txnAppId"] for o in options}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.delta
 def test_a_new_checkpoint_on_an_old_sink_skips_nothing(
     spark: Any, queue: Queue, tmp_path: Path

@@ -61,6 +61,7 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
     assert queue.group("g").stats().acked == 6
 
 
+@pytest.mark.slow
 @pytest.mark.delta
 def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
     """Spark fills missing columns with null. It needs no schema option."""

@@ -140,6 +140,7 @@ def test_two_queues_in_one_stream_keep_the_order_of_each(
 # -- verdicts on rows
 
 
+@pytest.mark.slow
 def test_a_nacked_row_returns_the_later_rows_of_its_key_uncounted(
     stream: Stream, queue: Queue
 ) -> None:
@@ -251,6 +252,7 @@ def test_sql_computes_the_lane_of_a_key(spark: Any, queue: Queue) -> None:
 # -- dead letters
 
 
+@pytest.mark.slow
 def test_dead_letters_and_their_redrive_keep_key_and_priority(
     spark: Any, stream: Stream, queue: Queue
 ) -> None:

@@ -134,6 +134,7 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
     )
 
 
+@pytest.mark.slow
 def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
     spark: Any, queue: Queue, tmp_path: Path
 ) -> None:

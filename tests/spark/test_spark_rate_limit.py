@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.harness import Stream
 
 from spark_mq import Queue
 
 
+@pytest.mark.slow
 def test_a_query_over_what_is_there_waits_for_the_limit(stream: Stream, queue: Queue) -> None:
     group = queue.group("g")
     group.configure(rate_limit="20/s", rate_burst="500ms")

@@ -223,6 +223,7 @@ def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
     ] == [4] * 4
 
 
+@pytest.mark.slow
 def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
     stream: Stream, queue: Queue
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from support.harness import Death, Stream, make_queue, numbered
+from support.marks import slow
 from support.sinks import values
 
 from spark_mq import Queue
@@ -24,7 +25,7 @@ def write(batch: Any, lease: Any, target: Queue, **options: str) -> None:
     writer.options(**lease.publish_options, **options).save(target.path)
 
 
-@pytest.mark.parametrize("moment", ["after the write", "after the publish"])
+@pytest.mark.parametrize("moment", ["after the write", slow("after the publish")])
 def test_a_crash_at_any_point_publishes_each_message_once(
     stream: Stream, queue: Queue, target: Queue, moment: str
 ) -> None:

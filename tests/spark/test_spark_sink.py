@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
 from support.harness import Stream, configured, forget_last_commit, make_queue, start
+from support.marks import slow
 from support.sinks import OF_QUEUES, OF_TABLES, SCHEMA, values
 
 from spark_mq import Message, Queue, errors
@@ -106,7 +107,7 @@ def test_rows_that_are_rejected_before_the_append_are_not_in_the_table(
 
 @pytest.mark.parametrize(
     ("settle", "sink"),
-    [("reject", "table"), ("nack", "queue"), ("ack", "table")],
+    [slow("reject", "table"), slow("nack", "queue"), ("ack", "table")],
     indirect=["sink"],
 )
 def test_a_batch_of_which_every_row_is_settled_appends_nothing_and_goes_on(

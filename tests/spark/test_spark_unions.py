@@ -23,6 +23,7 @@ def pair(spark: Any, tmp_path: Path) -> tuple[Stream, Stream]:
     return streams[0], streams[1]
 
 
+@pytest.mark.slow
 def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
     pair: tuple[Stream, Stream],
 ) -> None:

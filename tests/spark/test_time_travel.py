@@ -79,6 +79,7 @@ def test_spark_reads_every_kept_version_however_old(spark: Any, queue: Queue) ->
         assert {row.lease_id for row in leased} <= {notes[at].get("lease_id")}
 
 
+@pytest.mark.slow
 def test_describe_history_shows_who_did_what(spark: Any, queue: Queue) -> None:
     rows = history(spark, queue, "leases")
     assert [row.version for row in rows] == list(range(version(queue, "leases"), -1, -1))
