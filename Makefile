@@ -62,18 +62,20 @@ install = $(call pip,.venv)
 demo: setup .venv/.demo-data ## run the demonstration
 	@$(with_spark) $(python) examples/demo/run.py
 
-# Three parts at a time, because Spark and some tests often wait. The logs of test-core are printed at their ends. Its last part
-# runs once another one has ended, so that both cores are busy to the end.
-core_last := tests/maintenance tests/storage tests/unit tests/web
-core_second := tests/acceptance tests/cli tests/docs tests/inspect tests/model tests/telemetry
+# Three parts at a time, because Spark and some tests often wait. The logs of test-core are printed at their ends. Its last parts
+# run once others have ended, so that both cores are busy to the end.
+core_2 := tests/acceptance tests/cli tests/docs tests/inspect tests/model tests/telemetry
+core_3 := tests/unit tests/web
+core_4 := tests/maintenance tests/storage
+core_parts := test-core-1 test-core-2 test-core-3 test-core-4
 # Neither half imports the tests of the other: that takes a quarter of a minute. tests/docs has tests of both.
 on_spark := tests/jobs tests/notebooks tests/spark
 # Empty in make test-all, so that the tests marked slow run, too.
 daily := and not slow
-side_by_side = $(MAKE) --no-print-directory --jobs=3 --keep-going test-spark test-core-first test-core-second test-core-last
+side_by_side = $(MAKE) --no-print-directory --jobs=3 --keep-going test-spark $(core_parts)
 
 .PHONY: test
-test: setup ## run the tests of daily work, all but those marked slow: at most 6 minutes on 2 cores
+test: setup ## run the tests of daily work, all but those marked slow: 4 minutes on 2 cores
 	@$(side_by_side)
 
 # The suites beside make test, of which make test-all runs the quick parts. Of the others, stores needs Go and npm, web a Chromium,
@@ -95,12 +97,11 @@ run_core = $(python) -m pytest -m "not spark $(daily)" --durations=10
 test-core: setup-core ## the part of make test that needs no Spark; daily= adds the tests marked slow
 	@$(run_core) $(on_spark:%=--ignore=%)
 
-.PHONY: test-core-first test-core-second test-core-last
-test-core-first: core_part = $(patsubst %,--ignore=%,$(on_spark) $(core_second) $(core_last))
-test-core-second: core_part = $(core_second)
-test-core-last: core_part = $(core_last)
-test-core-first test-core-second test-core-last: setup-core
-	@$(run_core) $(core_part) >.venv/$@.log 2>&1; status=$$?; cat .venv/$@.log; exit $$status
+# The first part has all that no other one names.
+core_1 = $(patsubst %,--ignore=%,$(on_spark) $(core_2) $(core_3) $(core_4))
+.PHONY: $(core_parts)
+$(core_parts): test-core-%: setup-core
+	@$(run_core) $(core_$*) >.venv/$@.log 2>&1; status=$$?; cat .venv/$@.log; exit $$status
 
 .PHONY: test-spark
 test-spark: setup ## the part of make test that needs Spark; daily= adds the tests marked slow
