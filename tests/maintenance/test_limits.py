@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.byte_store import ByteStore, Call
-from support.marks import slow
 from support.tables import group_ledger_of, ledgers_of
 
 from spark_mq import Queue
@@ -178,9 +177,8 @@ PROCESS_MB = 512
 """What a process of chores may use in all, with its libraries, for any backlog."""
 
 
-@pytest.mark.parametrize(
-    ("count", "size"), [slow(120_000, 1_000), (60, 2_000_000), slow(240, 2_000_000)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "size"), [(120_000, 1_000), (60, 2_000_000), (240, 2_000_000)])
 def test_routing_and_redrive_need_little_memory(tmp_path: Path, count: int, size: int) -> None:
     """Large values were read 100 at once: 480 MB of dead letters took 1.3 GB to redrive."""
     dead_messages(tmp_path / "queue", count, size)

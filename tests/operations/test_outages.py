@@ -672,7 +672,7 @@ def test_a_settle_of_the_handler_that_fails_counts_nothing(
     assert queue.group().stats().acked == 1
 
 
-@pytest.mark.parametrize("ack", ["on_success", "on_receive"])
+@pytest.mark.parametrize("ack", ["on_success", slow("on_receive")])
 def test_a_settle_waits_for_the_store_and_keeps_its_lease(
     delta_queue: Make, byte_store: ByteStore, limits: Limits, ack: str
 ) -> None:

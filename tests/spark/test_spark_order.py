@@ -13,7 +13,6 @@ from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 from support.harness import Stream, make_queue, versions
 from support.limits import Limits
-from support.marks import slow
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
@@ -80,7 +79,8 @@ def check_order(rows: list[Any]) -> None:
 # -- a batch
 
 
-@pytest.mark.parametrize("parts", [slow("1"), "4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", ["1", "4"])
 def test_a_lane_of_a_batch_is_in_one_partition_in_order(
     stream: Stream, queue: Queue, parts: str
 ) -> None:

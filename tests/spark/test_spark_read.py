@@ -88,7 +88,8 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
     assert stream.group.stats().acked == 305
 
 
-@pytest.mark.parametrize("size", [slow(20), 15])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [20, 15])
 def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(
     stream: Stream, queue: Queue, size: int
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(
         assert by_spark == through_python
 
 
+@pytest.mark.slow
 def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(
     stream: Stream, queue: Queue
 ) -> None:
@@ -172,16 +174,17 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
     assert {row.queue for rows, _ in seen for row in rows} == {queue.path for queue in queues}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
         ["a b.parquet"],
-        slow(["ü.parquet"]),
-        slow(["50%20.parquet"]),
-        slow(["_a"]),
-        slow([".a"]),
-        slow(["a._COPYING_"]),
-        slow(["x/a.parquet", "y/a.parquet"]),
+        ["ü.parquet"],
+        ["50%20.parquet"],
+        ["_a"],
+        [".a"],
+        ["a._COPYING_"],
+        ["x/a.parquet", "y/a.parquet"],
     ],
 )
 def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
@@ -196,7 +199,8 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
     assert len(by_spark) == 3 * len(names)
 
 
-@pytest.mark.parametrize("limit", ["MAX_SLICES", slow("MAX_SLICES_OF_FILE")])
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["MAX_SLICES", "MAX_SLICES_OF_FILE"])
 def test_a_lease_in_very_many_pieces_is_read_through_python(
     stream: Stream, queue: Queue, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_each_ack_policy_hands_over_the_same_rows(stream: Stream, queue: Queue, 
     assert (stats.acked, stats.leased) == ((0, 6) if ack == "manual" else (6, 0))
 
 
+@pytest.mark.slow
 def test_redelivered_rows_have_their_counts_and_order(stream: Stream, queue: Queue) -> None:
     for _ in range(2):
         queue.publish(numbered(20))
@@ -121,6 +122,7 @@ CHANGED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", slow_but({"filter"}, CHANGED))
 def test_a_change_between_the_source_and_the_function_stays_in_the_batch(
     stream: Stream, queue: Queue, change: str

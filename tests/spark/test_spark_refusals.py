@@ -42,6 +42,7 @@ def test_a_stream_with_a_bad_option_is_refused(spark: Any, filled: Queue, name: 
     assert filled.groups() == []
 
 
+@pytest.mark.slow
 def test_a_missing_group_ends_a_query_that_must_not_create_it(
     spark: Any, filled: Queue, tmp_path: Path
 ) -> None:

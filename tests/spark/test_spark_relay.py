@@ -52,6 +52,7 @@ def test_a_crash_at_any_point_publishes_each_message_once(
         assert receipts[0].sequences == receipts[1].sequences
 
 
+@pytest.mark.slow
 def test_a_second_write_of_a_batch_is_an_error_unless_it_is_another_part(
     stream: Stream, queue: Queue, target: Queue
 ) -> None:

@@ -202,6 +202,7 @@ def test_after_the_append_no_single_row_is_given_back(
     assert values(sink) == ["a", "b"]
 
 
+@pytest.mark.slow
 @OF_TABLES
 def test_a_partitioned_table_gets_files_with_statistics(
     spark: Any, stream: Stream, queue: Queue, tmp_path: Path
