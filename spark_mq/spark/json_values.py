@@ -52,7 +52,7 @@ class JsonParser:
         self._arrow_type = to_arrow_type(kind, timezone="UTC")
 
     def parse(self, values: Iterable[bytes | None]) -> tuple[pa.Array, pa.Array]:
-        """Return the parsed values and the errors. In each row, at least one of both is null."""
+        """Return the parsed values and the errors. In each row, at least one of the two is null."""
         rows = [
             (None, "the value is null") if value is None else self._parse(value) for value in values
         ]

@@ -255,9 +255,8 @@ class DelegationTurn(CommitTurn):
                 if self._log.state.version == listed_at:
                     return None
                 listed, listed_at = self._look(), self._log.state.version
-                if (
-                    self._is_idle()
-                ):  # what commits nothing does not have to wait for those before it
+                # What commits nothing does not have to wait for those before it.
+                if self._is_idle():
                     return None
             else:
                 self._wait_for_commit(min(until, now + WAIT_PER_WRITER_SECONDS))

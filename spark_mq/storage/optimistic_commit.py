@@ -347,7 +347,7 @@ class OptimisticCommit:
                     turn.delete(done)
                     done = []
                 self._batch.log()
-                if met and turn.others_lead(met):  # one of both is enough
+                if met and turn.others_lead(met):  # one leader is enough
                     return
         finally:
             if done:

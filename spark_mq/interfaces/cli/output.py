@@ -222,7 +222,7 @@ def complain(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print what is no error, and no data either, as one line on stderr."""
+    """Print a line on stderr that is neither an error nor data."""
     line = printable(" ".join(text.split()))
     print(f"spark-mq: {line}", file=sys.stderr, flush=True)
 
