@@ -115,7 +115,8 @@ def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: s
 def run_commands(command: Path, tmp_path: Path) -> None:
     """Run the installed command as a new user would."""
     queue = tmp_path / "orders"
-    run(command, "publish", "-q", queue, "--create", stdin='{"id": 1}\n{"id": 2}\n')
+    run(command, "queue", "create", queue)
+    run(command, "publish", "-q", queue, stdin='{"id": 1}\n{"id": 2}\n')
     (tmp_path / "handler.py").write_text("def handle(lease):\n    return None\n")
     handler = f"{tmp_path}/handler.py:handle"
     run(command, "work", handler, "-q", queue, "-g", "g", "--until", "empty")
@@ -147,12 +148,14 @@ def run_with_opentelemetry(python: Path, tmp_path: Path) -> None:
     (packages,) = re.findall(r"^pip install (.*)$", page, re.M)
     run(python, "-m", "pip", "install", "--quiet", "spark-mq[cli]", *packages.split())
     queue = tmp_path / "orders"
-    run(python.with_name("spark-mq"), "publish", "-q", queue, "--create", stdin="{}\n")
+    command = python.with_name("spark-mq")
+    run(command, "queue", "create", queue)
+    run(command, "publish", "-q", queue, stdin="{}\n")
     (tmp_path / "handler.py").write_text("def handle(lease):\n    return None\n")
     out = run(
         python.with_name("opentelemetry-instrument"), "--traces_exporter", "console",
         "--metrics_exporter", "none", "--logs_exporter", "none",
-        python.with_name("spark-mq"), "work", f"{tmp_path}/handler.py:handle", "-q", queue,
+        command, "work", f"{tmp_path}/handler.py:handle", "-q", queue,
         "--until", "empty",
     )  # fmt: skip
     assert '"name": "ack orders"' in out
