@@ -130,7 +130,7 @@ def store() -> Iterator[Target]:
     yield Target("... beside 8 workers on 1 group", 0.9, "x", rate)
     drain = f"{at}, drain, 1 KB, steady state"
     beside = ratio(f"{drain}: spark_mq", f"{drain}: {DELTA}")
-    yield Target(f"{drain}, beside {DELTA}", 1.0, "x", beside)
+    yield Target(f"{drain}, beside {DELTA}", 0.9, "x", beside)
     micro_batch = f"{at}, micro-batch of 10,000"
     beyond = of(f"{micro_batch}: beyond what Spark itself takes, p50")
     yield Target(f"{micro_batch} beyond Spark's own cost", 150, "ms", beyond, most=True)
