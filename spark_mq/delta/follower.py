@@ -92,6 +92,11 @@ class LogFollower:
         )
 
     @property
+    def may_skip_look(self) -> bool:
+        """Return whether a look would probably find nothing, and costs a request."""
+        return not self._local and self.is_own_turn  # the put finds out all the same
+
+    @property
     def seconds_since_look(self) -> float:
         """Return the seconds since the state was certainly the latest, or infinity."""
         return self.clock.since(self._sure_at)

@@ -59,9 +59,7 @@ class DeltaLog(LogFollower):
         started, losses, backoff = time.monotonic(), 0, Backoff()
         while True:
             began = time.monotonic()
-            # Over a store a look costs a request, and the put finds out all the same.
-            skip = not losses and not self._local and self.is_own_turn
-            state = self.state if skip else self.refresh()
+            state = self.state if not losses and self.may_skip_look else self.refresh()
             base = state.version
             change, result = compute(state)
             if change is None:

@@ -182,27 +182,27 @@ class FileChecks:
         )
 
     def all_readable(
-        self, files: Sequence[DataFile], end: float, wanted: Mapping[str, Any] | None = None
+        self, files: Iterable[DataFile], end: float, wanted: Mapping[str, Any] | None = None
     ) -> bool:
         """Check files until `end` in ``time.monotonic()``. The others stay unfinished.
 
         Return whether a group with this filter may get all of their messages.
         """
-        self.start(files, wanted)
         checks = [self._check_of(file, wanted) for file in files]
         for check in checks:
-            if not check.started and time.monotonic() < end:
+            if not check.started and is_remote(self._payloads.messages):
+                check.start()
+            elif not check.started and time.monotonic() < end:
                 check.run()
         for check in checks:
             if check.started and check.has_ended(end) and check.readable:
                 self._remember(check)
         return all(check.delivers_all for check in checks)
 
-    def start(self, files: Sequence[DataFile], wanted: Mapping[str, Any] | None = None) -> None:
-        """Begin to check files over a store, in threads."""
-        for file in files if is_remote(self._payloads.messages) else ():
-            if not (check := self._check_of(file, wanted)).started:
-                check.start()
+    def start(self, files: Iterable[DataFile], wanted: Mapping[str, Any] | None) -> None:
+        """Begin to check files in threads. None of them may have been given before."""
+        for file in files:
+            self._check_of(file, wanted).start()
 
     def _check_of(self, file: DataFile, wanted: Mapping[str, Any] | None) -> FileCheck:
         check = self._checks.get(file.path)

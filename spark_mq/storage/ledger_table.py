@@ -154,8 +154,7 @@ class LedgerTable:
 
     def may_skip_look(self) -> bool:
         """Return whether a look would probably find nothing, and costs a request."""
-        # Over a store a look costs a request, and the put finds out all the same.
-        return not self.files.is_local and self.log.is_own_turn and not self.peers.delegate
+        return self.log.may_skip_look and not self.peers.delegate
 
     def _partition(self, group: str, refresh: bool) -> tuple[int, tuple[AddFile, ...]]:
         with wrap_store_errors(self.path, "reading"), self._lock:
