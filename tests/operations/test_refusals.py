@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,19 @@ class Stock:
     @property
     def group(self) -> ConsumerGroup:
         return self.queue.group()
+
+    @property
+    def new(self) -> ConsumerGroup:
+        """A group that isn't there."""
+        return self.queue.group("new")
+
+    @property
+    def new_ordered(self) -> ConsumerGroup:
+        return self.ordered.group("new")
+
+    @property
+    def ordered_group(self) -> ConsumerGroup:
+        return self.ordered.group()
 
     def contents(self) -> dict[str, int]:
         """Every file with its size: a commit, or a data file left behind, would show."""
@@ -88,37 +102,26 @@ async def later(_: Any) -> None:
     raise AssertionError("never called")
 
 
+BY_MESSAGE = {"until": "empty", "mode": "message"}
+BY_LEASE = {"until": "empty", "mode": "batch"}
+
 DOORS: dict[str, Callable[..., Any]] = {
     "Queue.create": lambda s, **given: Queue.create(s.folder / "new", **given),
-    "memory_queue": lambda s, **given: memory_queue(**given),
-    "queue.configure": lambda s, **given: s.queue.configure(**given),
-    "group.configure": lambda s, **given: s.queue.group("new").configure(**given),
-    "ordered group.configure": lambda s, **given: s.ordered.group("new").configure(**given),
+    "memory_queue": lambda _, **given: memory_queue(**given),
+    "Message.json": lambda _, value: Message.json(value),
+    "Retry": lambda _, delay: Retry(delay),
+    "Reject": lambda _, error: Reject(error),
     "queue.group": lambda s, group="g", **given: s.queue.group(group, **given),
     "queue.drop_group": lambda s, group: s.queue.drop_group(group),
-    "queue.drop": lambda s, name: s.queue.drop(name),
-    "queue.purge": lambda s, name: s.queue.purge(name),
-    "group.seek": lambda s, to: s.group.seek(to),
-    "group.pause": lambda s, **given: s.group.pause(**given),
+    "queue.sql": lambda s, sql: s.queue.sql(sql),
     "publish": lambda s, messages="a", **given: s.queue.publish(messages, **given),
-    "publisher": lambda s, **given: s.queue.publisher(**given),
-    "last_producer_sequence": lambda s, producer_id: s.queue.last_producer_sequence(producer_id),
-    "Message.json": lambda s, value: Message.json(value),
     "schedule": lambda s, **given: s.queue.schedule(
         **{"name": "s", "every": "1h", "message": "x", **given}
     ),
-    "pause_schedule": lambda s, name: s.queue.pause_schedule(name),
-    "remove_schedule": lambda s, name: s.queue.remove_schedule(name),
     "close_batch": lambda s, **given: s.queue.close_batch(
         **{"batch_id": "b", "to": s.ordered, **given}
     ),
-    "lease": lambda s, **given: s.queue.group("new").lease(**{"worker_id": "w", **given}),
-    "held.ack": lambda s, **given: s.held.ack(**given),
-    "held.nack": lambda s, **given: s.held.nack(**given),
-    "held.reject": lambda s, **given: s.held.reject(**given),
-    "held.release": lambda s, **given: s.held.release(**given),
-    "held.extend": lambda s, timeout: s.held.extend(timeout),
-    "keep_alive": lambda s, max_lease_duration: s.held.keep_alive(max_lease_duration).__enter__(),
+    "keep_alive": lambda s, **given: s.held.keep_alive(**given).__enter__(),
     "group.extend": lambda s, timeout: s.group.extend(s.held, timeout),
     **{
         f"group.{verb}": lambda s, lease_id=None, verb=verb, **given: getattr(s.group, verb)(
@@ -126,37 +129,23 @@ DOORS: dict[str, Callable[..., Any]] = {
         )
         for verb in ("ack", "nack", "reject", "release")
     },
-    "work": lambda s, handler=nothing, **given: s.queue.group("new").work(
-        handler, **{"until": "empty", "mode": "batch", **given}
+    "work": lambda s, handler=nothing, **given: s.new.work(handler, **{**BY_LEASE, **given}),
+    "work by message": lambda s, handler=nothing, **given: s.new.work(
+        handler, **{**BY_MESSAGE, **given}
     ),
-    "work by message": lambda s, handler=nothing, **given: s.queue.group("new").work(
-        handler, **{"until": "empty", "mode": "message", **given}
-    ),
-    "Retry": lambda s, delay: Retry(delay),
-    "Reject": lambda s, error: Reject(error),
     "replay": lambda s, handler=nothing, **given: s.queue.replay(
-        handler, **{"group": "default", "mode": "batch", **given}
+        handler, **{"mode": "batch", **given}
     ),
     "redrive": lambda s, **given: s.queue.redrive(**given),
-    "discard_dead_letters": lambda s, **given: s.queue.discard_dead_letters(**given),
-    "discard": lambda s, **given: s.group.discard(**given),
-    "retry_now": lambda s, **given: s.group.retry_now(**given),
-    "dead_letter": lambda s, **given: s.group.dead_letter(**given),
-    "queue.peek": lambda s, **given: s.queue.peek(**given),
-    "queue.find": lambda s, **given: s.queue.find(**given),
-    "queue.locate": lambda s, **given: s.queue.locate(**given),
-    "queue.trace": lambda s, **given: s.queue.trace(**given),
-    "queue.finished": lambda s, **given: s.queue.finished(**given),
-    "queue.changes": lambda s, group: s.queue.changes(group=group),
-    "queue.throughput": lambda s, group: s.queue.throughput(group=group),
-    "queue.sql": lambda s, sql: s.queue.sql(sql),
-    "newest_dead_letters": lambda s, n: s.queue.newest_dead_letters(n),
-    "group.peek": lambda s, **given: s.group.peek(**given),
-    "group.lanes": lambda s, **given: s.ordered.group().lanes(**given),
     "plot.lanes": lambda s, **given: s.ordered.plot.lanes("default", **given),
-    "plot.ages": lambda s, **given: s.ordered.plot.ages(**given),
-    "plot.life": lambda s, message_id: s.queue.plot.life(message_id=message_id),
 }
+"""The calls that need more than their name and what a row gives."""
+
+
+def call(stock: Stock, door: str, given: dict[str, Any]) -> object:
+    if door in DOORS:
+        return DOORS[door](stock, **given)
+    return attrgetter(door)(stock)(**given)
 
 
 class Refusal(NamedTuple):
@@ -181,6 +170,11 @@ def of(
     return [Refusal(door, {option: value, **more}, words, reported, shown) for value in values]
 
 
+def each(door: str, *words: str, **given: Any) -> list[Refusal]:
+    """A wrong value of each of several options."""
+    return [row for option, value in given.items() for row in of(door, option, [value], *words)]
+
+
 def row(door: str, given: dict[str, Any], *words: str, reported: Any = None) -> list[Refusal]:
     """An option that the door does not have, or that does not go with the others."""
     return [Refusal(door, given, words, reported)]
@@ -194,6 +188,7 @@ NOT_SEQUENCES = [
 ]
 """What is given, and the value that is wrong in it."""
 NOT_NAMES = ["", "a b", "a'b", "x" * 129, "__horizon", 5]
+TOO_SHORT = "is too short: give 1"
 NOT_POSITIONS = ["first", "2026-01-31T12:00:00", -1, True, 1.5, None, AWARE.date()]
 
 SETTINGS = [
@@ -212,19 +207,13 @@ SETTINGS = [
         for refusal in of("Queue.create", name, NOT_COUNTS, "whole number")
     ],
     *row("Queue.create", {"max_inflight": 3}, "did you mean 'max_in_flight'"),
-    *row("Queue.create", {"breaker_threshold": 0}),
-    *row("Queue.create", {"breaker_reset_timeout": 0}),
-    *row("Queue.create", {"breaker_max_wait": 0}),
-    *row("Queue.create", {"on_reject": "no"}),
-    *row("Queue.create", {"dedup_window": "soon"}),
-    *row("Queue.create", {"dedup_until": "done"}),
+    *each("Queue.create", breaker_threshold=0, breaker_reset_timeout=0, breaker_max_wait=0,
+          on_reject="no", dedup_window="soon", dedup_until="done", delivery_delay=0, lanes=2_000),
     *row("Queue.create", {"dedup_replaces": True}, "dedup_until='settled' or a dedup_window"),
-    *row("Queue.create", {"delivery_delay": 0}),
     *of("Queue.create", "message_ttl", ["soon", -1]),
     *row("Queue.create", {"message_ttl": "1h", "delivery_delay": "1h"}),
     *row("Queue.create", {"sink": "/tmp/sink"}, "cannot be a default for new groups"),
     *row("Queue.create", {"order": "key"}, "lanes"),
-    *row("Queue.create", {"lanes": 2_000}),
     *row("Queue.create", {"weights": {"a": 2}, "lanes": 4}, "order='fair'"),
     *row("Queue.create", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
     *row("Queue.create", {"retry_delay": "10s", "max_retry_delay": "5s"}, "is longer than"),
@@ -240,27 +229,25 @@ SETTINGS = [
     *of("queue.configure", "retention", [None, "soon"]),
     *row("queue.configure", {"message_ttl": "1m", "delivery_delay": "1h"}),
     *row("queue.configure", {"filter": 3}),
-    *row("group.configure", {"retention": "1d"}, "is a setting of the queue: use queue.configure"),
-    *of("group.configure", "max_tracked_ranges", [None]),
-    *of("group.configure", "max_in_flight", [-1]),
-    *row("group.configure", {"retry": "sometimes"}, "exponential, linear, constant, none"),
-    *row("group.configure", {"on_max_deliveries": "explode"}, "dead_letter, drop, block"),
-    *row("group.configure", {"retry_jitter": 2}, "from 0 to 1"),
-    *row("group.configure", {"max_failures": 0}, "whole number from 1"),
-    *row("group.configure", {"max_retry_age": "0s"}, "more than zero"),
-    *row("group.configure", {"visibility_timeout": None}, "not a duration"),
-    *row("group.configure", {"retry_dealy": "1s"}, "did you mean 'retry_delay'"),
-    *row("group.configure", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
-    *row("group.configure", {"rate_limit": "fast"}, "rate_limit='fast' is not a rate: use"),
-    *row("group.configure", {"filter": {"key": "a"}}, "key_prefix"),
-    *row("group.configure", {"order": "key"}, "needs lanes"),
-    *row("group.configure", {"order": "fair"}, "needs lanes"),
-    *row("group.configure", {"max_in_flight_per_key": 1}, "needs lanes"),
-    *row("group.configure", {"sink_key": "x"}, "set by spark_mq itself"),
-    *of("group.configure", "sink", [5, "", object], "is not a path: give the path"),
-    *row("ordered group.configure", {"weights": {"a": 2}}, "order='fair'"),
-    *row("ordered group.configure", {"max_in_flight_per_key": 2, "order": "key"}, "order='key'"),
-    *row("ordered group.configure", {"weights": {"a": 0}, "order": "fair"}, "0.01 to 100"),
+    *row("new.configure", {"retention": "1d"}, "is a setting of the queue: use queue.configure"),
+    *each("new.configure", max_tracked_ranges=None, max_in_flight=-1),
+    *row("new.configure", {"retry": "sometimes"}, "exponential, linear, constant, none"),
+    *row("new.configure", {"on_max_deliveries": "explode"}, "dead_letter, drop, block"),
+    *row("new.configure", {"retry_jitter": 2}, "from 0 to 1"),
+    *row("new.configure", {"max_failures": 0}, "whole number from 1"),
+    *row("new.configure", {"max_retry_age": "0s"}, "more than zero"),
+    *row("new.configure", {"visibility_timeout": None}, "not a duration"),
+    *row("new.configure", {"retry_dealy": "1s"}, "did you mean 'retry_delay'"),
+    *row("new.configure", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
+    *row("new.configure", {"rate_limit": "fast"}, "rate_limit='fast' is not a rate: use"),
+    *row("new.configure", {"filter": {"key": "a"}}, "key_prefix"),
+    *each("new.configure", "needs lanes", order="key", max_in_flight_per_key=1),
+    *each("new.configure", "needs lanes", order="fair"),
+    *row("new.configure", {"sink_key": "x"}, "set by spark_mq itself"),
+    *of("new.configure", "sink", [5, "", object], "is not a path: give the path"),
+    *row("new_ordered.configure", {"weights": {"a": 2}}, "order='fair'"),
+    *row("new_ordered.configure", {"max_in_flight_per_key": 2, "order": "key"}, "order='key'"),
+    *row("new_ordered.configure", {"weights": {"a": 0}, "order": "fair"}, "0.01 to 100"),
 ]  # fmt: skip
 
 NAMES_AND_POSITIONS = [
@@ -290,48 +277,37 @@ PUBLISHING = [
     *row("publish", {"on_duplicate": "skip"}, "producer_id"),
     *of("publish", "on_duplicate", ["skipp"], "did you mean 'skip'", producer_id="p",
         producer_sequence=1),
-    *of("last_producer_sequence", "producer_id", ["no such name!", ""]),
-    *of("publisher", "producer_id", ["no spaces"]),
-    *of("publisher", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
-    *of("publisher", "max_bytes", ["4x", 0, True]),
-    *of("publisher", "linger", ["soon"]),
-    *of("publisher", "retry_timeout", [-1]),
+    *of("queue.last_producer_sequence", "producer_id", ["no such name!", ""]),
+    *each("queue.publisher", producer_id="no spaces", linger="soon", retry_timeout=-1),
+    *of("queue.publisher", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
+    *of("queue.publisher", "max_bytes", ["4x", 0, True]),
     *[
         refusal
         for value in ({1, 2}, {"at": object()}, math.nan, {("a", "b"): 1}, CIRCLE, "\ud800")
-        for refusal in of(
-            "Message.json",
-            "value",
-            [value],
-            "has no JSON form",
-            reported=("value", type(value).__name__),
-        )
+        for refusal in of("Message.json", "value", [value], "has no JSON form",
+                          reported=("value", type(value).__name__))
     ],
     *of("schedule", "name", ["a b", "__s"]),
-    *of("pause_schedule", "name", ["a b"]),
-    *of("remove_schedule", "name", ["a b"]),
+    *of("queue.pause_schedule", "name", ["a b"]),
+    *of("queue.remove_schedule", "name", ["a b"]),
     *row("schedule", {"cron": None, "every": None}),
-    *row("schedule", {"cron": "0 2 * * *"}),
     *row("schedule", {"cron": "0 2 * *", "every": None}),
-    *row("schedule", {"every": "10ms"}),
-    *row("schedule", {"timezone": "Europe/Berlin"}),
     *row("schedule", {"timezone": "Berlin", "every": None, "cron": "0 2 * * *"}),
-    *row("schedule", {"catch_up": "some"}),
-    *row("schedule", {"jitter": "2h"}),
+    *row("schedule", {"cron": "0 2 * * *"}),
+    *each("schedule", every="10ms", timezone="Europe/Berlin", catch_up="some", jitter="2h"),
     *of("schedule", "starts_at", [datetime(2027, 1, 1), 5]),
-    *row("schedule", {"starts_at": "2027-01-01"}, "give one with a zone"),
-    *row("schedule", {"starts_at": "5m"}, "give one with a zone"),
+    *of("schedule", "starts_at", ["2027-01-01", "5m"], "give one with a zone"),
     *of("close_batch", "batch_id", ["a/b", 7]),
     *of("close_batch", "groups", [[]]),
 ]  # fmt: skip
 
 HANDLING = [
-    *of("lease", "visibility_timeout", [*NOT_DURATIONS, 0], "'30s'"),
-    *of("lease", "wait", NOT_DURATIONS),
-    *of("lease", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
-    *of("lease", "max_bytes", [0, -1, 1.5, True, "", "many"], "is not a size"),
-    *of("lease", "worker_id", NOT_NAMES, "letters"),
-    *of("lease", "sequences", [range(0, 4000, 2)], "several leases, or give a range",
+    *of("new.lease", "visibility_timeout", [*NOT_DURATIONS, 0], "'30s'"),
+    *of("new.lease", "wait", NOT_DURATIONS),
+    *of("new.lease", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
+    *of("new.lease", "max_bytes", [0, -1, 1.5, True, "", "many"], "is not a size"),
+    *of("new.lease", "worker_id", NOT_NAMES, "letters"),
+    *of("new.lease", "sequences", [range(0, 4000, 2)], "several leases, or give a range",
         reported=("sequences", 2_000)),
     *of("held.extend", "timeout", [*NOT_DURATIONS, 0]),
     *of("group.extend", "timeout", [*NOT_DURATIONS, 0]),
@@ -351,20 +327,18 @@ HANDLING = [
     ],
     *[
         Refusal(door, {"sequences": given}, ("sequence",), ("sequences", wrong))
-        for door in ("held.ack", "held.nack", "held.reject", "group.ack", "group.nack", "lease")
+        for door in ("held.ack", "held.nack", "held.reject", "group.ack", "group.nack", "new.lease")
         for given, wrong in NOT_SEQUENCES
     ],
     *[
         refusal
-        for verb in ("discard", "retry_now", "dead_letter")
+        for door in ("group.discard", "group.retry_now", "group.dead_letter")
         for refusal in (
-            *row(verb, {}, "name messages by one of", reported=("sequences", None)),
-            *row(verb, {"sequences": 1, "key": "k"}, "name messages by one of"),
-            *of(verb, "sequences", ["1"], "'1' is not a sequence", reported=("sequences", "1")),
-            *of(verb, "sequences", [-1], "-1 is not a sequence", reported=("sequences", -1)),
-            *of(verb, "sequences", [1 << 40]),
-            *of(verb, "message_id", ["nobody"]),
-            *of(verb, "key", [5]),
+            *row(door, {}, "name messages by one of", reported=("sequences", None)),
+            *row(door, {"sequences": 1, "key": "k"}, "name messages by one of"),
+            *of(door, "sequences", ["1"], "'1' is not a sequence", reported=("sequences", "1")),
+            *of(door, "sequences", [-1], "-1 is not a sequence", reported=("sequences", -1)),
+            *each(door, sequences=1 << 40, message_id="nobody", key=5),
         )
     ],
     *of("Retry", "delay", ["soon"]),
@@ -376,53 +350,40 @@ HANDLING = [
     *of("work by message", "concurrency", [4], "concurrency", handler=later, threads=4,
         reported=("threads", 4)),
     *of("work", "max_messages", [0, "many", 2**31], "1 to"),
-    *of("work", "threads", [0]),
     *of("work", "on_error", ["drop"], "nack", "reject", "ack", "raise"),
-    *of("work", "ack", ["never"]),
+    *each("work", threads=0, ack="never", shutdown_timeout="soon", mode="lease", until="done"),
     *of("work", "worker_id", ["", "a b"]),
-    *of("work", "shutdown_timeout", ["soon"]),
     *of("work", "heartbeat", ["29s", 1, "61m", "on", True, False, "", [30]]),
     *of("work", "handler", [lambda: None, lambda taken, more: None, "no function"], "lease)"),
-    *of("work", "mode", ["lease"]),
     *of("work", "sweep", ["0.5s", "2h", 0, "often", True]),
-    *of("work", "until", ["done"]),
     *row("work", {"settle_linger": "1s"}, "mode='message'"),
     *of("work", "format", [Json], "cannot encode and decode", reported=("format", "Json")),
     *of("work", "format", ["json"], "cannot encode and decode", reported=("format", "str")),
     *of("work", "format", [7], "cannot encode and decode", reported=("format", "int")),
     *row("work", {"handler": later}, "mode='message'"),
-    *of("work by message", "ack", ["manual"]),
-    *of("work by message", "concurrency", [5]),
-    *of("work by message", "threads", [0]),
-    *of("work by message", "max_messages", [0]),
-    *of("work by message", "settle_linger", ["soon"]),
+    *each("work by message", ack="manual", concurrency=5, threads=0, max_messages=0,
+          settle_linger="soon", handler=lambda: None),
     *of("work by message", "more_groups", [["audit"]], reported=("more_groups", "audit")),
-    *of("work by message", "handler", [lambda: None]),
     *of("work by message", "timeout", ["30m", "1h", 0, -1, "x"]),
-    *of("lease", "visibility_timeout", ["1ms"], "is too short: give 1"),
-    *of("work", "visibility_timeout", [0.001], "is too short: give 1"),
-    *of("held.extend", "timeout", ["1ms"], "is too short: give 1"),
-    *of("group.extend", "timeout", ["1ms"], "is too short: give 1"),
-    *of("work by message", "timeout", ["1ms"], "is too short: give 1"),
-    *of("work", "max_lease_duration", ["1ms"], "is too short: give 1"),
-    *of("keep_alive", "max_lease_duration", ["1ms"], "is too short: give 1"),
+    *each("new.lease", TOO_SHORT, visibility_timeout="1ms"),
+    *each("work", TOO_SHORT, visibility_timeout=0.001, max_lease_duration="1ms"),
+    *each("work by message", TOO_SHORT, timeout="1ms"),
+    *each("held.extend", TOO_SHORT, timeout="1ms"),
+    *each("group.extend", TOO_SHORT, timeout="1ms"),
+    *each("keep_alive", TOO_SHORT, max_lease_duration="1ms"),
 ]  # fmt: skip
 
 LOOKING = [
-    *of("queue.peek", "key", [7], "is not text: give a str"),
-    *of("queue.peek", "message_id", [7], "is not text: give a str"),
-    *of("queue.find", "key", [7], "is not text: give a str"),
-    *of("queue.find", "message_id", [7], "is not text: give a str"),
-    *of("queue.trace", "key", [7], "is not text: give a str"),
-    *of("queue.trace", "message_id", [7], "is not text: give a str"),
+    *[
+        refusal
+        for door in ("queue.peek", "queue.find", "queue.trace", "group.peek")
+        for refusal in each(door, "is not text: give a str", key=7, message_id=7)
+    ],
     *of("queue.locate", "message_id", [7], "is not text: give a str"),
-    *of("group.peek", "key", [7], "is not text: give a str"),
-    *of("group.peek", "message_id", [7], "is not text: give a str"),
     *of("group.peek", "state", ["lost"]),
     *of("queue.locate", "message_id", ["z"], "has this id"),
     *of("queue.locate", "n", [0], message_id="z"),
-    *of("queue.trace", "key", ["none"]),
-    *of("queue.trace", "message_id", ["none"]),
+    *each("queue.trace", key="none", message_id="none"),
     *of("queue.trace", "sequence", [7, 2**40, -1, "x"]),
     *row("queue.trace", {"sequence": None}, "give a sequence, message_id="),
     *row("queue.trace", {}, "give a sequence, message_id=", reported=("sequence", None)),
@@ -434,12 +395,12 @@ LOOKING = [
     *of("queue.finished", "outcome", ["dead-lettered"], "dead_lettered"),
     *of("queue.changes", "group", [7, b"g", ["g"], "a group", ""], "is not a valid name"),
     *of("queue.throughput", "group", [7, b"g", ["g"], "a group", ""], "is not a valid name"),
-    *of("newest_dead_letters", "n", [0]),
-    *of("group.lanes", "by", ["name"]),
-    *of("group.lanes", "top", [0]),
-    *of("plot.lanes", "top", [1_000]),
-    *of("plot.life", "message_id", ["other"]),
-    *of("plot.ages", "since", ["1000d"], every="1s", reported=("since/every", 1000 * 86_400)),
+    *each("queue.newest_dead_letters", n=0),
+    *each("ordered_group.lanes", by="name", top=0),
+    *each("plot.lanes", top=1_000),
+    *each("queue.plot.life", message_id="other"),
+    *of("ordered.plot.ages", "since", ["1000d"], every="1s",
+        reported=("since/every", 1000 * 86_400)),
     *of("queue.sql", "sql", [b"\xff", 7], "is not text: give a str"),
     *of("queue.sql", "sql", ["SELECT nope FROM messages"], '"nope" not found'),
     *of("queue.sql", "sql",
@@ -468,7 +429,7 @@ DEAD_LETTERS = [
     *of("redrive", "where", ["1 = 1) UNION SELECT 1 --", "true; DROP TABLE x"], "cannot be run"),
     *of("redrive", "where", ["  "], "it is empty"),
     *of("redrive", "where", [7], "where=7 is not a condition: give SQL like"),
-    *of("redrive", "limit", [0]),
+    *each("redrive", limit=0),
     *of("redrive", "rate", [0, "fast"]),
     *of("redrive", "to", ["", 5], "is not a queue: give a queue, or its path"),
     *of("redrive", "transform", ["nope(value)"], "Scalar Function with name nope does not exist"),
@@ -478,25 +439,22 @@ DEAD_LETTERS = [
     *of("redrive", "transform", [7, Message], "is not a repair"),
     *row("redrive", {"format": Json()}, "format goes with transform", reported=("format", "Json")),
     *of("redrive", "format", [Json], transform="value", reported=("format", "Json")),
-    *of("discard_dead_letters", "where", ["nope = 1"], '"nope" not found'),
-    *of("discard_dead_letters", "where", ["  "], "it is empty"),
-    *row("discard_dead_letters", {"where": None}, "where is missing"),
-    *of("discard_dead_letters", "before", [-1], where="true"),
+    *of("queue.discard_dead_letters", "where", ["nope = 1"], '"nope" not found'),
+    *of("queue.discard_dead_letters", "where", ["  "], "it is empty"),
+    *row("queue.discard_dead_letters", {"where": None}, "where is missing"),
+    *of("queue.discard_dead_letters", "before", [-1], where="true"),
     *of("replay", "since", ["soon"],
         "is neither a datetime with a time zone nor a time before now"),
     *of("replay", "since", ["2026-01-31T12:00:00"], "is neither a datetime"),
     *of("replay", "until", [True], "is neither a datetime"),
     *of("replay", "since", ["1h"], "is not before until='2h'", until="2h"),
-    *of("replay", "limit", [0], "is not valid"),
+    *each("replay", "is not valid", limit=0, mode="single", threads=0, on_error="skip"),
+    *each("replay", "is not a valid name", group="a b"),
+    *each("replay", "is not a duration", timeout="x"),
     *of("replay", "where", ["colour = 'red'"], '"colour" not found', "settled_at"),
     *of("replay", "where", ["outcome"], "its values are VARCHAR"),
-    *of("replay", "mode", ["single"], "is not valid"),
-    *of("replay", "threads", [0], "is not valid"),
     *of("replay", "concurrency", [3], "is for async handlers", mode="message"),
     *of("replay", "on_error", ["raise"], "would end the replay"),
-    *of("replay", "on_error", ["skip"], "is not valid"),
-    *of("replay", "timeout", ["x"], "is not a duration"),
-    *of("replay", "group", ["a b"], "is not a valid name"),
     *of("replay", "handler", [lambda: None], "cannot be called as handler(lease)"),
     *row("replay", {"handler": later}, "needs mode='message'"),
 ]  # fmt: skip
@@ -511,7 +469,7 @@ def test_a_refused_call_names_its_option_and_changes_nothing(
     stock: Stock, refusal: Refusal
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
-        DOORS[refusal.door](stock, **refusal.given)
+        call(stock, refusal.door, refusal.given)
     error = caught.value
     option, value = refusal.reported or next(iter(refusal.given.items()))
     assert error.option == option
