@@ -9,6 +9,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -38,6 +39,9 @@ from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
+OF_EITHER_HANDLE = pytest.mark.parametrize(
+    "handle", [again, lambda queue: queue], ids=["a new one", "the same"]
+)
 TRIES = 60
 """How often one tries in an outage of a month, at a try each half a day."""
 
@@ -59,13 +63,20 @@ def paths(queue: Queue) -> list[str]:
     return [file.path for file in messages_of(queue).index().files]
 
 
+class Seen(list[tuple[bytes, int]]):
+    """A handler, and the values that it got, each with its delivery count."""
+
+    def __call__(self, taken: Lease) -> None:
+        self.extend((m.value, m.delivery_count) for m in taken.messages)
+
+
 def drained(queue: Queue) -> list[tuple[bytes, int]]:
     """All that is left, with its delivery count."""
-    found: list[tuple[bytes, int]] = []
+    left = Seen()
     while (taken := queue.group().lease("last", max_messages=100)) is not None:
-        found += [(m.value, m.delivery_count) for m in taken.messages]
+        left(taken)
         taken.ack()
-    return sorted(found)
+    return sorted(left)
 
 
 @pytest.mark.parametrize("wrong", [pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowMemoryError])
@@ -80,14 +91,13 @@ def drained(queue: Queue) -> list[tuple[bytes, int]]:
     ids=["lease", "worker that leases", "worker that settles", "sweep"],
 )
 def test_a_bug_in_a_rule_is_no_outage(
-    make: Make,
+    queue: Queue,
     monkeypatch: pytest.MonkeyPatch,
     command: type[Command[Any]],
     call: Callable[[Queue], object],
     wrong: type[Exception],
 ) -> None:
     """It is raised at once as what it is, because no retry mends it."""
-    queue = make()
     queue.publish("a")
     queue.group().ensure()
 
@@ -102,7 +112,7 @@ def test_a_bug_in_a_rule_is_no_outage(
 # -- leases
 
 
-@pytest.mark.parametrize("handle", [again, lambda queue: queue], ids=["a new one", "the same"])
+@OF_EITHER_HANDLE
 def test_one_outage_counts_the_lease_of_a_dead_worker_once(
     make: Make, clock: ManualClock, outage: Outage, handle: Callable[[Queue], Queue]
 ) -> None:
@@ -121,9 +131,8 @@ def test_one_outage_counts_the_lease_of_a_dead_worker_once(
 
 @pytest.mark.parametrize("error", [PermissionError, TimeoutError, OSError])
 def test_a_lease_of_what_is_out_of_reach_is_refused_and_not_counted(
-    make: Make, clock: ManualClock, outage: Outage, error: type[OSError]
+    queue: Queue, clock: ManualClock, outage: Outage, error: type[OSError]
 ) -> None:
-    queue = make()
     queue.publish(["a", "b"])
     outage.error = error
     with outage():
@@ -135,31 +144,24 @@ def test_a_lease_of_what_is_out_of_reach_is_refused_and_not_counted(
     assert drained(queue) == [(b"a", 1), (b"b", 1)]
 
 
-def test_a_waiting_call_waits_for_the_end_of_the_outage(make: Make, outage: Outage) -> None:
-    queue = make()
+def test_a_waiting_call_waits_for_the_end_of_the_outage(queue: Queue, outage: Outage) -> None:
     queue.publish("a")
-    found: list[Lease | None] = []
-    with outage():
-        waiting = threading.Thread(target=lambda: found.append(queue.group().lease("w", wait=60)))
-        waiting.start()
+    with outage(), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(queue.group().lease, "w", wait=60)
         until(lambda: outage.failed > 2)
-    waiting.join(60)
-    assert found
-    assert found[0] is not None
-    assert found[0].messages[0].delivery_count == 1
+        outage.on = False
+        assert waiting.result(60).messages[0].delivery_count == 1
 
 
-def test_a_waiting_call_says_what_failed_once_its_time_is_up(make: Make, outage: Outage) -> None:
-    queue = make()
+def test_a_waiting_call_says_what_failed_once_its_time_is_up(queue: Queue, outage: Outage) -> None:
     queue.publish("a")
     with outage(), pytest.raises(errors.StorageError, match="out of reach"):
         queue.group().lease("w", wait=0.05)
 
 
 def test_one_file_out_of_reach_does_not_hold_up_the_others(
-    make: Make, clock: ManualClock, outage: Outage
+    queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
-    queue = make()
     for value in ("bad", "one", "two"):
         queue.publish(value)
     with outage(paths(queue)[0]):
@@ -177,9 +179,8 @@ def test_one_file_out_of_reach_does_not_hold_up_the_others(
 
 
 def test_files_out_of_reach_are_passed_over_one_by_one(
-    make: Make, clock: ManualClock, outage: Outage
+    queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
-    queue = make()
     for n in range(20):
         queue.publish(str(n))
     with outage(*paths(queue)[:15]):
@@ -189,9 +190,8 @@ def test_files_out_of_reach_are_passed_over_one_by_one(
 
 
 def test_a_group_with_a_filter_skips_nothing_that_is_out_of_reach(
-    make: Make, clock: ManualClock, outage: Outage
+    queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
-    queue = make()
     group = queue.group()
     group.configure(filter="key_prefix=eu")
     for key in ("us", "eu", "us"):
@@ -211,10 +211,9 @@ def test_a_group_with_a_filter_skips_nothing_that_is_out_of_reach(
 
 
 def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
-    make: Make, clock: ManualClock, outage: Outage
+    queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
     """The footers are known to be good, so nobody looks at the files before the lease."""
-    queue = make()
     queue.publish([str(n) for n in range(3)])
     lease(queue, 1).ack()
     taken = lease(queue, 2)
@@ -233,8 +232,9 @@ def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
     assert drained(queue) == [(b"1", 1), (b"2", 1)]
 
 
-def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(make: Make, outage: Outage) -> None:
-    queue = make()
+def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(
+    queue: Queue, outage: Outage
+) -> None:
     queue.publish("a")
     taken = lease(queue)
     assert len(taken.messages) == 1
@@ -247,10 +247,9 @@ def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(make: Make, outa
 
 @pytest.mark.on_both_storages
 def test_an_error_of_the_store_is_not_taken_for_damage(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file whose reading failed, and whose bytes are sound, is not damaged."""
-    queue = make()
     queue.publish(["a", "b"])
     real = pq.ParquetFile.__init__
 
@@ -291,9 +290,8 @@ def test_a_ledger_out_of_reach_is_not_taken_for_damage(
 
 
 def test_a_lease_that_was_acked_first_may_be_read_again_after_an_outage(
-    make: Make, outage: Outage
+    queue: Queue, outage: Outage
 ) -> None:
-    queue = make()
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
     taken = queue.group().lease("w", auto_ack=True)
@@ -315,7 +313,7 @@ OTHER_OUTAGES = [
 
 
 @pytest.mark.parametrize("where", OTHER_OUTAGES)
-@pytest.mark.parametrize("handle", [again, lambda queue: queue], ids=["a new one", "the same"])
+@OF_EITHER_HANDLE
 def test_an_outage_of_ledgers_and_logs_counts_nothing(
     delta_queue: Make, clock: ManualClock, outage: Outage, where: Any, handle: Any
 ) -> None:
@@ -383,13 +381,9 @@ def test_workers_wait_out_any_outage(
     queue = make(visibility_timeout="30d")  # no lease expires when the clock is moved
     for n in range(4):
         queue.publish([f"{n}a", f"{n}b"])
-    seen: list[tuple[bytes, int]] = []
-
-    def handle(taken: Lease) -> None:
-        seen.extend((m.value, m.delivery_count) for m in taken.messages)
-
+    seen = Seen()
     outage.begin()
-    with working(queue, handle, threads=threads, on_error=on_error, max_messages=2):
+    with working(queue, seen, threads=threads, on_error=on_error, max_messages=2):
         for _ in range(24):
             before = outage.failed
             clock.advance("1d")
@@ -412,10 +406,10 @@ def test_workers_wait_out_an_outage_of_ledgers_and_logs(
     limits(outage_pause=0.0)
     queue = delta_queue(visibility_timeout="30d", max_delivery_attempts=2)
     queue.publish([str(n) for n in range(8)])
-    seen: list[tuple[bytes, int]] = []
+    seen = Seen()
 
     def handle(taken: Lease) -> None:
-        seen.extend((m.value, m.delivery_count) for m in taken.messages)
+        seen(taken)
         if len(seen) == 2:
             outage.begin(*where)
 
@@ -434,6 +428,7 @@ def test_workers_wait_out_an_outage_of_ledgers_and_logs(
     assert queue.group().stats().acked == 8
 
 
+LEDGER_WRITES = ("leases", WRITES)
 REFUSALS = {
     "no right": (PermissionError(errno.EACCES, "Permission denied"), "readable and writable"),
     "a read-only disk": (OSError(errno.EROFS, "Read-only file system"), "readable and writable"),
@@ -445,35 +440,30 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(
-    ("why", "how", "mode"),
+    ("why", "where", "how", "mode"),
     [
-        *((why, None, "batch") for why in REFUSALS),
-        *(("no right", how, mode) for how in ("empty", "settled") for mode in ("batch", "message")),
-        ("no right", None, "message"),
+        *((why, LEDGER_WRITES, None, "batch") for why in REFUSALS),
+        *(
+            ("no right", LEDGER_WRITES, how, mode)
+            for how in ("empty", "settled")
+            for mode in ("batch", "message")
+        ),
+        ("no right", LEDGER_WRITES, None, "message"),
+        ("no right", ("payloads", READS), None, "batch"),
     ],
 )
 def test_a_worker_that_its_store_refuses_from_the_start_ends_with_the_path_and_the_fix(
-    delta_queue: Make, outage: Outage, why: str, how: Any, mode: Any
+    delta_queue: Make, outage: Outage, *, why: str, where: Any, how: Any, mode: Any
 ) -> None:
     queue, (error, fix) = delta_queue(), REFUSALS[why]
     queue.publish("a")
+    queue.group().ensure()
     group = again(queue).group()
     outage.error = lambda *_: error  # type: ignore[assignment]
-    with outage.of("leases", WRITES), pytest.raises(errors.StorageError, match=fix) as raised:
+    with outage.of(*where), pytest.raises(errors.StorageError, match=fix) as raised:
         group.work(lambda _: None, until=how, mode=mode)
     assert raised.value.lasting
     assert queue.path in str(raised.value)
-    assert drained(queue) == [(b"a", 1)]
-
-
-def test_a_worker_that_may_read_no_payload_from_the_start_ends(
-    delta_queue: Make, outage: Outage
-) -> None:
-    queue = delta_queue()
-    queue.publish("a")
-    queue.group().ensure()
-    with outage(), pytest.raises(errors.StorageError, match="readable and writable"):
-        again(queue).group().work(lambda _: None, mode="batch")
     assert drained(queue) == [(b"a", 1)]
 
 
@@ -492,9 +482,9 @@ def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
     queue = delta_queue(visibility_timeout="30d")
     queue.publish("a")
     queue.group().ensure()
-    opened, seen, outage.error = again(queue), list[int](), error
+    opened, seen, outage.error = again(queue), Seen(), error
     outage.begin("leases", verbs)
-    with working(opened, lambda taken: seen.append(len(taken))):
+    with working(opened, seen):
         until(lambda: outage.failed > 4)
         outage.on = False
         until(lambda: clock.advance("10s") or seen)
@@ -504,7 +494,7 @@ def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
 def test_a_store_that_recovers_while_a_worker_asks_for_the_cause_has_refused_nothing(
     delta_queue: Make, outage: Outage
 ) -> None:
-    queue, seen = delta_queue(), list[int]()
+    queue, seen = delta_queue(), Seen()
     queue.publish("a")
     queue.group().ensure()
 
@@ -514,7 +504,7 @@ def test_a_store_that_recovers_while_a_worker_asks_for_the_cause_has_refused_not
 
     opened, outage.error = again(queue), fail_once  # type: ignore[assignment]
     outage.begin("leases", (*READS, *WRITES))
-    with working(opened, lambda taken: seen.append(len(taken))):
+    with working(opened, seen):
         until(lambda: seen)
     assert outage.failed == 1
     assert drained(queue) == []
@@ -524,15 +514,15 @@ def test_a_worker_that_was_idle_for_long_waits_for_its_rights(
     delta_queue: Make, outage: Outage, limits: Limits
 ) -> None:
     limits(outage_pause=0.0, refused_start_seconds=-1.0)
-    queue, seen = delta_queue(visibility_timeout="30d"), list[int]()
+    queue, seen = delta_queue(visibility_timeout="30d"), Seen()
     queue.group().ensure()
     outage.error = lambda *_: REFUSALS["no right"][0]  # type: ignore[assignment]
-    with working(again(queue), lambda taken: seen.append(len(taken))):
+    with working(again(queue), seen):
         outage.begin("leases", WRITES)
         queue.publish("a")
         until(lambda: outage.failed > 4)
         outage.on = False
-        until(lambda: seen == [1])
+        until(lambda: seen == [(b"a", 1)])
 
 
 def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
@@ -553,8 +543,8 @@ def test_a_worker_that_has_worked_waits_for_its_rights(
     limits(outage_pause=0.0)
     queue = delta_queue(visibility_timeout="30d")
     queue.publish("a")
-    opened, seen = again(queue), list[int]()
-    with working(opened, lambda taken: seen.append(len(taken))):
+    seen = Seen()
+    with working(again(queue), seen):
         until(lambda: seen and queue.group().stats().acked)
         outage.begin("leases", WRITES)
         queue.publish("b")
@@ -573,17 +563,16 @@ def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
     queue = make(visibility_timeout="30d")
     queue.publish([str(n) for n in range(3)])
     lease(queue, 1).ack()
-    began = threading.Event()
+    seen, began = Seen(), threading.Event()
 
     def handle(taken: Lease) -> None:
         began.set()
         try:
-            seen.extend((m.value, m.delivery_count) for m in taken.messages)
+            seen(taken)
         except OSError:
             raise RuntimeError("no luck") from None
         taken.ack()
 
-    seen: list[tuple[bytes, int]] = []
     outage.begin()
     options = {"on_error": on_error, "ack": ack, "max_lease_duration": "30d"}
     with working(queue, handle, max_messages=2, **options):
@@ -689,23 +678,18 @@ def test_a_settle_waits_for_the_store_and_keeps_its_lease(
         call.run()
 
     byte_store.on("create", act=create, of="leases")
-    seen: list[int] = []
-
-    def handle(taken: Lease) -> None:
-        seen.extend(m.delivery_count for m in taken.messages)
-
+    seen = Seen()
     full.set()
-    with working(queue, handle, ack=ack, max_messages=2, max_lease_duration="1s"):
+    with working(queue, seen, ack=ack, max_messages=2, max_lease_duration="1s"):
         until(lambda: failed and failed[-1] - failed[0] > 2.5)
         full.clear()
         until(lambda: queue.group().stats().acked == 2)
-    assert seen == [1, 1], "nobody else got them meanwhile"
+    assert seen == [(b"a", 1), (b"b", 1)], "nobody else got them meanwhile"
 
 
 def test_a_worker_that_cannot_settle_ends_after_its_grace(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make()
     queue.publish("a")
     stop = threading.Event()
 
@@ -743,13 +727,21 @@ def test_a_disk_without_permissions(clock: ManualClock) -> None:
 # -- streams
 
 
+class Alive:
+    def stop(self) -> None:
+        pass
+
+
+def stream_of(queue: Queue) -> StreamSource:
+    group = group_ledger_of(queue.group())
+    return StreamSource(group, StreamOptions(), keep_alive=lambda *_: Alive())
+
+
 def restarted(queue: Queue, offsets: list[Any]) -> Any:
     """What a new runner plans, as Spark drives it after a crash: first what is logged, then what is
     new.
     """
-    source = StreamSource(
-        group_ledger_of(queue.group()), StreamOptions(), keep_alive=lambda *_: Alive()
-    )
+    source = stream_of(queue)
     if not offsets:
         offsets.append(source.initial())
     plan = source.plan(offsets[-2], offsets[-1]) if len(offsets) > 1 else None
@@ -760,11 +752,6 @@ def restarted(queue: Queue, offsets: list[Any]) -> Any:
         offsets.append(end)
         plan = source.plan(offsets[-2], end)
     return plan
-
-
-class Alive:
-    def stop(self) -> None:
-        pass
 
 
 PAYLOADS = pytest.param(("payloads", READS), id="reads of payloads")
@@ -786,12 +773,9 @@ def test_a_stream_restarted_in_an_outage_counts_nothing(
         assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, count)]
 
 
-def test_what_spark_has_committed_is_acked_in_an_outage(make: Make, outage: Outage) -> None:
-    queue = make()
+def test_what_spark_has_committed_is_acked_in_an_outage(queue: Queue, outage: Outage) -> None:
     queue.publish("a")
-    source = StreamSource(
-        group_ledger_of(queue.group()), StreamOptions(), keep_alive=lambda *_: Alive()
-    )
+    source = stream_of(queue)
     offsets = [source.initial()]
     offsets.append(source.latest(offsets[0]))
     assert source.plan(*offsets).slices
@@ -811,18 +795,18 @@ def test_a_stream_over_two_queues_goes_on_with_the_one_in_reach(
     for queue in (one, two):
         queue.publish("a")
     groups = [group_ledger_of(queue.group()) for queue in (one, two)]
-    source = MultiQueueSource(groups, StreamOptions(), keep_alive=lambda *_: Alive())
+    source, restarted = (
+        MultiQueueSource(groups, StreamOptions(), keep_alive=lambda *_: Alive()) for _ in range(2)
+    )
     start = source.initial()
     with outage(*paths(two)):
         plans = source.plans(start, source.latest(start))
         assert [ledger.queue_path for ledger, plan in plans if plan.slices] == [one.path]
     assert counts(two) == set()
-    assert {r.delivery_count for r in groups[0].current()} == {1}
-    again_source = MultiQueueSource(groups, StreamOptions(), keep_alive=lambda *_: Alive())
     with outage(*paths(one)):
         for _ in range(20):
             with pytest.raises(errors.StorageError):
-                again_source.plans(start, {**start, "batch": 1})
+                restarted.plans(start, {**start, "batch": 1})
     assert {r.delivery_count for r in groups[0].current()} == {1}
 
 
@@ -830,9 +814,8 @@ def test_a_stream_over_two_queues_goes_on_with_the_one_in_reach(
 
 
 def test_dead_letters_are_routed_and_redriven_only_once_they_can_be_read(
-    make: Make, clock: ManualClock, outage: Outage
+    queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
-    queue = make()
     queue.publish(["a", "b"])
     lease(queue).reject(error="no")
     with outage():
@@ -853,13 +836,14 @@ def test_dead_letters_are_routed_and_redriven_only_once_they_can_be_read(
 # -- damage
 
 
-def damage(queue: Queue, path: str) -> None:
-    messages_of(queue).files.delete(path)
-    messages_of(queue).files.write(path, b"garbage")
+def damage(queue: Queue, *files: str) -> None:
+    """Damage some payload files of a queue, or all."""
+    for path in files or paths(queue):
+        messages_of(queue).files.delete(path)
+        messages_of(queue).files.write(path, b"garbage")
 
 
-def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(make: Make) -> None:
-    queue = make()
+def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(queue: Queue) -> None:
     queue.publish("a")
     found = lease(queue, 1)
     damage(queue, paths(queue)[0])
@@ -869,8 +853,7 @@ def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(make: Make) ->
     assert queue.group().stats().dead == 1
 
 
-def test_one_commit_buries_all_messages_of_a_damaged_file(make: Make) -> None:
-    queue = make()
+def test_one_commit_buries_all_messages_of_a_damaged_file(queue: Queue) -> None:
     queue.publish([str(n) for n in range(300)])
     queue.publish("good")
     damage(queue, paths(queue)[0])
@@ -885,9 +868,8 @@ def test_one_commit_buries_all_messages_of_a_damaged_file(make: Make) -> None:
 
 
 def test_delayed_messages_of_a_damaged_file_wait_for_their_time(
-    make: Make, clock: ManualClock
+    queue: Queue, clock: ManualClock
 ) -> None:
-    queue = make()
     late = clock() + timedelta(hours=1)
     queue.publish([Message("late", deliver_at=late), Message("now")])
     damage(queue, paths(queue)[0])
@@ -900,14 +882,12 @@ def test_delayed_messages_of_a_damaged_file_wait_for_their_time(
 
 
 def test_many_damaged_files_respect_the_wait_and_take_few_commits(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make()
     for n in range(40):
         queue.publish(str(n))
     queue.publish("good")
-    for path in paths(queue)[:-1]:
-        damage(queue, path)
+    damage(queue, *paths(queue)[:-1])
     queue.group().ensure()
     before = ledgers_of(queue).version()
     assert [m.value for m in lease(queue, 1).messages] == [b"good"]
@@ -933,8 +913,7 @@ def test_a_stop_ends_the_search_through_damaged_files(
     queue = make()
     for n in range(30):
         queue.publish(str(n))
-    for path in paths(queue):
-        damage(queue, path)
+    damage(queue)
     stop, runs = threading.Event(), list[int]()
 
     def stop_third() -> None:
@@ -964,12 +943,10 @@ def test_a_slow_check_does_not_hold_up_the_settles_of_others(
 
     before_checks(monkeypatch, wait)
     monkeypatch.setattr(payloads, "is_remote", lambda messages: True)
-    found: list[Lease | None] = []
-    taking = threading.Thread(target=lambda: found.append(queue.group().lease("w", wait=60)))
-    taking.start()
-    assert began.wait(30)
-    assert held.extend().settled == 1
-    assert held.ack().settled == 1
-    slow.set()
-    taking.join(60)
-    assert found[0] is not None
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(queue.group().lease, "w", wait=60)
+        assert began.wait(30)
+        assert held.extend().settled == 1
+        assert held.ack().settled == 1
+        slow.set()
+        assert taking.result(60) is not None
