@@ -240,7 +240,8 @@ def test_a_trace_of_a_forgotten_message_is_what_it_was(
     other = again(queue)
     assert messages_of(other).index().forgotten_to > first
     trace = other.trace(first)
-    assert (trace.version, trace.retained) == (first >> 32, False)
+    assert (trace.version, trace.message_id, trace.retained) == (first >> 32, None, False)
+    assert "payload trimmed" in str(trace)
     assert [event.event for event in trace.events] == ["leased", "acked"]
     settled = other.finished()
     assert settled.num_rows == 12

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
 from support.handles import again, housekeep
 from support.harness import busy_queue, make_queue
-from support.tables import ledgers_of
+from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import InvalidSchema, Message, Queue
 from spark_mq.operations import history
@@ -180,6 +180,20 @@ def test_a_group_of_the_same_name_does_not_show_the_ends_of_the_one_before(ended
     ended.drop_group("billing")
     ended.group("billing", start="latest").ensure()
     assert {state for state, *_ in seen(ended).values()} == {"settled"}
+
+
+def test_neighbours_that_ended_alike_are_one_range_across_commits(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "orders")
+    for n in range(4):
+        queue.publish([f"{n}a", f"{n}b"])
+    group = queue.group("billing")
+    for _ in range(7):
+        lease = group.lease("w", max_messages=1)
+        if lease.messages[0].text != "0a":  # it is held, so the ledger keeps what lies behind it
+            lease.ack()
+    ledger, index = group_ledger_of(group), messages_of(queue).index()
+    _, ended = history.show_outcomes(ledger, index, ledger.current())
+    assert (ended.state, ended.message_count) == ("acked", 6)
 
 
 def test_the_history_is_read_only_for_messages_that_may_have_ended(
