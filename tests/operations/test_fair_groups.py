@@ -11,7 +11,6 @@ from support.handles import side_by_side
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage
-from spark_mq.errors import InvalidOption
 
 
 def publish(queue: Queue, messages: int, *keys: str) -> None:
@@ -92,14 +91,3 @@ def test_a_worker_waits_for_its_own_messages_of_a_key(queue: Queue, mode: str, u
     group.configure(max_in_flight_per_key=2)
     publish(queue, 20, "a")
     assert group.work(lambda given: None, mode=mode, until=until, max_messages=50).acked == 20
-
-
-def test_changes_one_after_the_other_are_checked_together(queue: Queue) -> None:
-    group = queue.group("g")
-    group.configure(order="fair", weights="gold=4, tin=0.5")
-    assert group.settings.weights == {"gold": 4, "tin": 0.5}
-    with pytest.raises(InvalidOption, match="weights"):
-        group.configure(order="none")
-    group.configure(order="none", weights=None, max_in_flight_per_key=3)
-    with pytest.raises(InvalidOption, match="max_in_flight_per_key"):
-        group.configure(order="key")

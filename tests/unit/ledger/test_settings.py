@@ -90,6 +90,16 @@ def test_the_delays_after_failures_may_be_a_list():
     assert GroupSettings().changed(retry=["10s"], retry_jitter=0.5).delay(1, 1.0) == 15_000_000
 
 
+def test_a_list_of_delays_may_be_longer_than_the_longest_of_others():
+    rules = GroupSettings().changed(retry_delay="1h", max_retry_delay="1h")
+    rules.check_together()
+    rules = rules.changed(retry=["1m", "2h"], max_retry_delay="30m")
+    rules.check_together()
+    with pytest.raises(InvalidOption, match="is longer than max_retry_delay='30m'") as caught:
+        rules.changed(retry="linear").check_together()
+    assert caught.value.option == "retry_delay"
+
+
 REFUSED: dict[str, tuple[str, list[Any]]] = {
     "retry": ("retry=", [[], ["soon"], "10s,,1m", 10, None, ["-1s"], "exponental", {}]),
     "rate_limit": (

@@ -63,3 +63,19 @@ def test_a_later_file_may_have_been_due_before_the_first_one():
     assert age(group) == 700
     group.settle(ACK, "a", [2])
     assert age(group) == 20
+
+
+def test_a_lease_has_the_age_of_its_start():
+    group = Group(3)
+    ages = []
+    for act in (
+        lambda: group.lease("a", 1),
+        lambda: group.lease("b", 1),
+        lambda: group.settle(ACK, "a"),
+        lambda: group.settle(ACK, "b"),
+    ):
+        act()
+        group.now += 20 * SECOND
+        stats = compute_stats(group.ledger, group.index, group.rules, group.now)
+        ages.append(to_seconds(stats.oldest_lease_age))
+    assert ages == [20, 40, 40, None]
