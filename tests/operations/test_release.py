@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.handles import again
+from support.handles import again, lease
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import LeaseLost
@@ -17,58 +17,48 @@ Make = Callable[..., Queue]
 def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
     queue: Queue, clock: ManualClock
 ) -> None:
-    first, second, third = queue.publish(["a", "b", "c"]).sequences
-    group = queue.group()
-    lease = group.lease("w", max_messages=3)
-    assert lease.release([first], delay=30) == SettleResult(1)
-    assert group.release(lease, lease.messages[2], delay=10) == SettleResult(1)
-    assert lease.ack() == SettleResult(1), "the object knows what it has released"
-    clock.advance("11s")
-    again = group.lease("w", max_messages=3)
-    assert [(m.sequence, m.delivery_count) for m in again.messages] == [(third, 1)]
-    clock.advance("20s")
-    again = group.lease("w", max_messages=3)
-    assert [(m.sequence, m.delivery_count) for m in again.messages] == [(first, 1)]
-    assert second < third
+    first, _, third = queue.publish(["a", "b", "c"]).sequences
+    group, held = queue.group(), lease(queue, 3)
+    assert held.release([first], delay=30) == SettleResult(1)
+    assert group.release(held, held.messages[2], delay=10) == SettleResult(1)
+    assert held.ack() == SettleResult(1), "the object knows what it has released"
+    for pause, sequence in (("11s", third), ("20s", first)):
+        clock.advance(pause)
+        (message,) = lease(queue, 3).messages
+        assert (message.sequence, message.delivery_count) == (sequence, 1)
 
 
 def test_a_late_release_counts_and_its_delay_still_holds(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
-    group = queue.group()
-    lease = group.lease("w")
+    held = lease(queue)
     clock.advance("62s")
-    assert lease.release(delay="5m") == SettleResult(1)
+    assert held.release(delay="5m") == SettleResult(1)
     clock.advance("4m")
-    assert group.lease("w") is None
+    assert queue.group().lease("w") is None
     clock.advance("61s")
-    again = group.lease("w")
-    assert again.messages[0].delivery_count == 2
+    assert lease(queue).messages[0].delivery_count == 2
 
 
 def test_an_extension_of_one_message_leaves_the_others_to_expire(
     queue: Queue, clock: ManualClock
 ) -> None:
     first, second = queue.publish(["a", "b"]).sequences
-    group = queue.group()
-    lease = group.lease("w", max_messages=2)
-    deadline = lease.expires_at
-    assert lease.extend("10m", [second]) == SettleResult(1)
-    assert lease.expires_at == deadline
+    held = lease(queue, 2)
+    deadline = held.expires_at
+    assert held.extend("10m", [second]) == SettleResult(1)
+    assert held.expires_at == deadline
     clock.advance("62s")
-    again = group.lease("v", max_messages=2)
-    assert [m.sequence for m in again.messages] == [first]
+    assert [m.sequence for m in lease(queue, 2).messages] == [first]
     with pytest.raises(LeaseLost) as lost:
-        lease.extend("10m", [first, second])
+        held.extend("10m", [first, second])
     assert [place for *place, _ in lost.value.data["lost"]] == [[first, first]]
     assert lost.value.data["result"] == SettleResult(1)
-    assert lease.ack([second]) == SettleResult(1)
+    assert held.ack([second]) == SettleResult(1)
 
 
 def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b", "c"])
-    group = queue.group()
-    one, two = group.lease("w"), group.lease("w", max_messages=2)
-    assert one is not None
+    group, one, two = queue.group(), lease(queue, 1), lease(queue, 2)
     assert group.extend([one, two], "10m") == SettleResult(3)
     assert group.extend({one: None, two: [two.messages[0].sequence]}, "20m") == SettleResult(2)
     assert group.extend(two, "30m", two.messages[1]) == SettleResult(1)
@@ -84,13 +74,11 @@ def test_a_lease_is_extended_by_a_process_that_knows_none_of_the_later_messages(
 ) -> None:
     queue = delta_queue()
     queue.publish("a")
-    lease = queue.group().lease("w")
-    assert lease is not None
-    other = Queue.open(queue.path)
+    held, other = lease(queue), Queue.open(queue.path)
     for value in "bc":
         other.publish(value)
-        assert other.group().lease("v") is not None
-    assert lease.extend("10m") == SettleResult(1)
+        lease(other)
+    assert held.extend("10m") == SettleResult(1)
 
 
 @pytest.mark.parametrize("looked", ["nobody", "a sweep", "a lease", "a sweep before that"])
@@ -102,8 +90,7 @@ def test_a_late_settle_of_an_expired_message_does_the_same_whoever_looked_before
     """Its lease and then its time to live have ended."""
     queue = make(visibility_timeout="10s", clock_skew=0)
     queue.publish([Message("a", expires_at="20s"), "b"])
-    held = queue.group().lease("w")
-    assert held is not None
+    held = lease(queue, 1)
     if looked == "a sweep before that":
         clock.advance("15s")
         again(queue).sweep()
@@ -111,8 +98,7 @@ def test_a_late_settle_of_an_expired_message_does_the_same_whoever_looked_before
     if looked == "a sweep":
         again(queue).sweep()
     if looked == "a lease":
-        other = again(queue).group().lease("other", max_messages=5)
-        assert [m.value for m in other.messages] == [b"b"]
+        assert [m.value for m in lease(again(queue)).messages] == [b"b"]
     named = {} if whole else {"sequences": [held.messages[0].sequence]}
     if whole and verb == "extend":
         with pytest.raises(LeaseLost):

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import Killed, die, on_commit, route
+from support.handles import Killed, die, lease, on_commit, route
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue, SettleResult
@@ -28,20 +29,6 @@ AFTER = {
     "extend": "leased",
 }  # fmt: skip
 
-TABLE = {
-    # the state of the message, and what a settle of it by its sequence gives
-    "held": "settled 1",
-    "past its deadline": "settled 1",
-    "settled by this lease": "already 1",
-    "settled by a later lease": "already 1",
-    "leased by another": "lost leased by",
-    "given back": "lost given back",
-    "dead": "lost dead: rejected",
-    "blocked": "lost blocked: max_failures",
-    "being routed": "lost dead: rejected",
-    "skipped by a seek": "lost skipped",
-    "unread again, by a seek": "lost unread",
-}
 OWN = {"settled by this lease", "given back", "dead", "blocked", "being routed"}
 """The lease has settled the message itself. A repeat by its id has nothing left to do."""
 
@@ -87,38 +74,41 @@ def later(case: Case) -> Lease:
     return taken
 
 
-PREPARE: dict[str, Callable[[Case], object]] = {
-    "held": lambda case: None,
-    "past its deadline": Case.expire,
-    "settled by this lease": lambda case: by_id(case, "ack"),
-    "settled by a later lease": lambda case: later(case).ack(),
-    "leased by another": later,
-    "given back": lambda case: by_id(case, "nack"),
-    "dead": lambda case: by_id(case, "reject"),
-    "blocked": lambda case: (
-        case.queue.group().configure(on_max_deliveries="block", max_failures=1),
-        by_id(case, "nack"),
-    ),
-    "being routed": lambda case: (by_id(case, "reject"), freeze(case.queue)),
-    "skipped by a seek": lambda case: case.queue.group().seek("latest"),
-    "unread again, by a seek": lambda case: case.queue.group().seek("earliest"),
-}
+def block(case: Case) -> None:
+    case.queue.group().configure(on_max_deliveries="block", max_failures=1)
+    by_id(case, "nack")
 
 
-def freeze(queue: Queue) -> None:
+def freeze(case: Case) -> None:
     """The first step of routing, whose sweeper has been killed."""
+    by_id(case, "reject")
     with pytest.MonkeyPatch.context() as patch:
         on_commit(patch, "leases", after=die)
         with pytest.raises(Killed):
-            route(queue.group())
+            route(case.queue.group())
+
+
+TABLE: dict[str, tuple[str, Callable[[Case], object]]] = {
+    # the state of the message, what a settle of it by its sequence gives, and how it came there
+    "held": ("settled 1", lambda case: None),
+    "past its deadline": ("settled 1", Case.expire),
+    "settled by this lease": ("already 1", lambda case: by_id(case, "ack")),
+    "settled by a later lease": ("already 1", lambda case: later(case).ack()),
+    "leased by another": ("lost leased by", later),
+    "given back": ("lost given back", lambda case: by_id(case, "nack")),
+    "dead": ("lost dead: rejected", lambda case: by_id(case, "reject")),
+    "blocked": ("lost blocked: max_failures", block),
+    "being routed": ("lost dead: rejected", freeze),
+    "skipped by a seek": ("lost skipped", lambda case: case.queue.group().seek("latest")),
+    "unread again, by a seek": ("lost unread", lambda case: case.queue.group().seek("earliest")),
+}
 
 
 @pytest.fixture
 def case(queue: Queue, clock: ManualClock) -> Case:
     receipt = queue.publish(["0", "1", "2"])
-    leases = [queue.group().lease(f"w{n}") for n in range(3)]
-    held = [lease for lease in leases if lease is not None]
-    return Case(queue, clock, held, list(receipt.sequences))
+    leases = [lease(queue, 1) for _ in range(3)]
+    return Case(queue, clock, leases, list(receipt.sequences))
 
 
 def check(expected: str, call: Callable[[], SettleResult], seq: int) -> None:
@@ -150,13 +140,17 @@ WAYS: dict[str, Callable[[Case, str], SettleResult]] = {
 
 def expected_of(state: str, verb: str, way: str) -> str:
     """A whole lease is extended if it still holds anything, and a repeat by its id does nothing."""
+    named, _ = TABLE[state]
     if verb == "extend" and way != "sequence":
-        return TABLE[state] if TABLE[state] == "settled 1" else "gone"
-    return "settled 0" if way == "id of the lease" and state in OWN else TABLE[state]
+        return named if named == "settled 1" else "gone"
+    return "settled 0" if way == "id of the lease" and state in OWN else named
 
 
-def settle(case: Case, state: str, verb: str, way: str) -> None:
-    PREPARE[state](case)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("verb", [*VERBS, "extend"])
+@pytest.mark.parametrize("state", TABLE)
+def test_a_settle(case: Case, state: str, verb: str, way: str) -> None:
+    TABLE[state][1](case)
     expected, (before, *_) = expected_of(state, verb, way), case.ranges() or [None]
     check(expected, lambda: WAYS[way](case, verb), case.sequence)
     if expected != "settled 1":
@@ -169,13 +163,6 @@ def settle(case: Case, state: str, verb: str, way: str) -> None:
         if state == "held":
             counts = after.delivery_count, after.failure_count
             assert counts == (before.delivery_count, before.failure_count)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("verb", [*VERBS, "extend"])
-@pytest.mark.parametrize("state", TABLE)
-def test_a_settle(case: Case, state: str, verb: str, way: str) -> None:
-    settle(case, state, verb, way)
 
 
 @pytest.mark.parametrize("again", VERBS)
@@ -212,17 +199,13 @@ def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
 def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(
     case: Case, verb: str
 ) -> None:
-    group = case.queue.group()
-    settle = getattr(group, verb)
-    if verb == "extend":
-        settle = lambda lease_id, some: group.extend(lease_id, "1m", some)  # noqa: E731
-    other, unread, nowhere = (
-        case.sequences[0],
-        case.queue.publish(["x"]).sequences[0],
-        case.sequences[2] + 1,
+    settle, (other, _, last) = (
+        partial(getattr(case.queue.group(), verb), case.lease.lease_id),
+        case.sequences,
     )
-    check("lost leased by", lambda: settle(case.lease.lease_id, [other]), other)
-    check("lost unread", lambda: settle(case.lease.lease_id, [unread]), unread)
-    check("lost no message", lambda: settle(case.lease.lease_id, [nowhere]), nowhere)
+    (unread,) = case.queue.publish(["x"]).sequences
+    lost = {other: "leased by", unread: "unread", last + 1: "no message"}
+    for sequence, why in lost.items():
+        check(f"lost {why}", partial(settle, sequences=[sequence]), sequence)
     with pytest.raises(InvalidOption):
-        settle(case.lease.lease_id, [-1])
+        settle(sequences=[-1])
