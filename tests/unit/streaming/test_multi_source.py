@@ -166,16 +166,11 @@ def test_a_queue_may_join_at_a_restart_and_another_leave(clock: ManualClock) -> 
 
 def test_a_checkpoint_of_one_queue_and_one_of_several_are_not_mixed(clock: ManualClock) -> None:
     both = queues(clock)
-    both[0].publish(["x"])
-    several = MultiRunner(both)
-    several.batch()
+    source = StreamSource(group_ledger_of(both[0].group("g")), StreamOptions())
     with pytest.raises(InvalidOption, match="several queues"):
-        StreamSource(group_ledger_of(both[0].group("g")), StreamOptions()).latest(
-            several.checkpoint.offsets[-1]
-        )
-    single = {"batch": 1, "stream": several.checkpoint.offsets[-1]["stream"]}
+        source.latest(MultiRunner(both).source.initial())
     with pytest.raises(InvalidOption, match="one queue"):
-        MultiRunner(both).source.latest(single)
+        MultiRunner(both).source.latest(source.initial())
 
 
 def test_available_now_drains_what_was_there_in_each_queue(clock: ManualClock) -> None:
@@ -196,10 +191,8 @@ def test_progress_tells_of_each_queue(clock: ManualClock) -> None:
     both[1].publish(["x"])
     runner = MultiRunner(both)
     runner.offer()
-    assert {path: reported["ready"] for path, reported in runner.source.progress().items()} == {
-        "memory/0": 0,
-        "memory/1": 1,
-    }
+    ready = {path: shown["ready"] for path, shown in runner.source.progress().items()}
+    assert ready == {"memory/0": 0, "memory/1": 1}
 
 
 # -- a hard limit
