@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from support import working as worker
 from support.handles import again, lease, trim, until
+from support.having import having
 from support.tables import context_of, group_ledger_of, on_commands
-from support.working import working
+from support.working import counts, events, fail, working
 
-from spark_mq import Lease, Message, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
+from spark_mq import Lease, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
 from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, LeaseLost
-from spark_mq.ledger.acquire import Grant
 from spark_mq.testing import ManualClock
+from spark_mq.util.clock import SECOND
 
 MODES = pytest.mark.parametrize("mode", ["batch", "message"])
 Make = Callable[..., Queue]
 
 
-def drain(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> WorkSummary:
-    return queue.group().work(handler, **{"mode": "batch", "until": "empty", **options})
-
-
-def counts(queue: Queue) -> dict[str, int]:
-    stats = queue.group().stats()
-    names = ("ready", "delayed", "leased", "dead", "acked")
-    return {name: value for name in names if (value := getattr(stats, name))}
+drain = partial(worker.drain, mode="batch")
 
 
 def test_what_a_handler_leaves_is_acked_when_it_returns(queue: Queue) -> None:
@@ -49,23 +42,23 @@ def test_what_a_handler_leaves_is_acked_when_it_returns(queue: Queue) -> None:
     assert counts(queue) == {"acked": 10}
 
 
-@pytest.mark.parametrize(("on_error", "left"), [("nack", {"delayed": 2}), ("reject", {"dead": 2})])
-def test_a_failed_handlers_lease_is_settled_by_the_policy_with_its_error(
-    queue: Queue, on_error: str, left: dict[str, int]
+@MODES
+@pytest.mark.parametrize(("on_error", "left"), [("nack", "delayed"), ("reject", "dead")])
+def test_the_policy_settles_what_a_handler_fails_with_its_error(
+    queue: Queue, mode: str, on_error: str, left: str
 ) -> None:
-    queue.publish(["a", "b"])
+    queue.publish("a")
 
-    def fail(_: Lease) -> None:
+    def fail_at_length(_: object) -> None:
         raise ValueError("boom " + "x" * 5_000)
 
-    settled = 2 if on_error == "reject" else 0
-    summary = WorkSummary(leases=1, failed=1, settled=settled, **{f"{on_error}ed": 2})
-    assert drain(queue, fail, max_messages=2, on_error=on_error) == summary
-    assert counts(queue) == left
-    errors = {r.error for r in group_ledger_of(queue.group()).current()}
-    assert all(
-        error and error.startswith("ValueError: boom") and len(error) == 2_000 for error in errors
-    )
+    summary = drain(queue, fail_at_length, mode=mode, on_error=on_error)
+    settled = int(on_error == "reject")
+    assert summary == WorkSummary(leases=1, failed=1, settled=settled, **{f"{on_error}ed": 1})
+    assert counts(queue) == {left: 1}
+    (error,) = [r.error for r in group_ledger_of(queue.group()).current()]
+    assert error.startswith("ValueError: boom")
+    assert len(error) == 2_000
 
 
 def test_the_log_tells_what_failed_and_what_has_become_of_it(
@@ -74,9 +67,6 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     caplog.set_level(logging.INFO, "spark_mq")
     queue = make(max_delivery_attempts=2, retry_delay="10s", retry_jitter=0)
     due = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S}Z"
-
-    def fail(_: Lease) -> None:
-        raise ValueError("boom")
 
     def logged(values: list[str], **options: Any) -> str:
         caplog.clear()
@@ -101,54 +91,52 @@ def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(
 ) -> None:
     queue.publish(["a", "b"])
 
-    def fail(_: Any) -> None:
-        raise ValueError("boom")
-
     with pytest.raises(ValueError, match="boom"):
         drain(queue, fail, mode=mode, on_error="raise")
     assert counts(queue) == {"leased": 1, "ready": 1}
 
 
 def test_what_the_handler_settled_itself_stands(queue: Queue) -> None:
-    receipt = queue.publish([str(n) for n in range(4)])
+    first, second, *_ = queue.publish([str(n) for n in range(4)]).sequences
 
     def handle(taken: Lease) -> None:
-        taken.reject([receipt.sequences[0]], error="no")
-        taken.ack([receipt.sequences[1]])
+        taken.reject([first], error="no")
+        taken.ack([second])
         raise ValueError("the rest")
 
     summary = drain(queue, handle, max_messages=4)
-    assert (summary.acked, summary.rejected, summary.settled) == (1, 1, 2)
-    assert summary.nacked == 2, "the loop gave back the rest"
+    assert summary == having(acked=1, rejected=1, settled=2, nacked=2)
     assert counts(queue) == {"dead": 1, "acked": 1, "delayed": 2}
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release"])
+OWN_SETTLES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "ack": ({}, "acked", ""),
+    "nack": ({"delay": "1h"}, "nacked", "nacked 2"),
+    "reject": ({"error": "no"}, "rejected", "rejected 2 (no x2), dead 2"),
+    "release": ({"delay": "1h"}, "released", ""),
+}
+
+
+@pytest.mark.parametrize("verb", OWN_SETTLES)
 @pytest.mark.parametrize("by_group", [False, True], ids=["lease", "group"])
 def test_the_summary_and_the_log_count_what_the_handler_settles_itself(
     queue: Queue, caplog: pytest.LogCaptureFixture, verb: str, by_group: bool
 ) -> None:
-    group, receipt = queue.group(), queue.publish([str(n) for n in range(4)])
-    named, options = receipt.sequences[:2], {} if verb == "ack" else {"delay": "1h"}
-    if verb == "reject":
-        options = {"error": "no"}
+    options, counted, logged = OWN_SETTLES[verb]
+    group, named = queue.group(), queue.publish([str(n) for n in range(4)]).sequences[:2]
 
     def handle(taken: Lease) -> None:
         settle = getattr(group if by_group else taken, verb)
-        settle(*([{taken: named}] if by_group else [named]), **options)
-        with contextlib.suppress(LeaseLost):  # once more
-            settle(*([{taken: named}] if by_group else [named]), **options)
+        for _ in range(2):
+            with contextlib.suppress(LeaseLost):  # the second time
+                settle({taken: named} if by_group else named, **options)
 
     with caplog.at_level(logging.INFO, "spark_mq.verdicts"):
         summary = drain(queue, handle, max_messages=4)
-    counted = {"ack": "acked", "nack": "nacked", "reject": "rejected", "release": "released"}
-    found = {name: getattr(summary, name) for name in counted.values()}
-    expected = {**dict.fromkeys(found, 0), "acked": 2}
-    expected[counted[verb]] += 2
-    assert found == expected
-    assert summary.settled == summary.acked + summary.rejected
-    line = {"ack": "", "release": "", "nack": "nacked 2", "reject": "rejected 2 (no x2), dead 2"}
-    assert line[verb] in caplog.text
+    expected = {"acked": 2, "nacked": 0, "rejected": 0, "released": 0}
+    expected[counted] += 2
+    assert summary == having(**expected, settled=expected["acked"] + expected["rejected"])
+    assert logged in caplog.text
 
 
 @MODES
@@ -165,22 +153,16 @@ def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue, mode: str)
     assert counts(queue) == {"acked": 3}
 
 
-def test_manual_settles_nothing_but_what_the_handler_says(queue: Queue, clock: ManualClock) -> None:
-    receipt = queue.publish(["a", "b", "c"])
-    drain(
-        queue,
-        lambda taken: [{"sequence": receipt.sequences[1], "outcome": "ack"}],
-        ack="manual",
-        max_messages=3,
-    )
+def test_manual_settles_nothing_but_what_the_handler_says(queue: Queue) -> None:
+    _, second, _ = queue.publish(["a", "b", "c"]).sequences
+    verdicts = [{"sequence": second, "outcome": "ack"}]
+    drain(queue, lambda _: verdicts, ack="manual", max_messages=3)
     assert counts(queue) == {"leased": 2, "acked": 1}
-    clock.advance("62s")
-    assert counts(queue) == {"ready": 2, "acked": 1}
 
 
 @pytest.mark.parametrize("form", [list, pa.Table.from_pylist], ids=["list", "table"])
 def test_a_handler_says_what_becomes_of_single_messages(
-    queue: Queue, clock: ManualClock, form: Callable[[list[Any]], Any]
+    queue: Queue, form: Callable[[list[Any]], Any]
 ) -> None:
     s = queue.publish([str(n) for n in range(6)]).sequences
     rows = [
@@ -191,48 +173,33 @@ def test_a_handler_says_what_becomes_of_single_messages(
     ]
     stop = threading.Event()
 
-    def handle(taken: Lease) -> Any:
+    def handle(_: Lease) -> Any:
         stop.set()
         return form(rows)
 
-    queue.group().work(handle, mode="batch", max_messages=6, stop=stop)
+    drain(queue, handle, max_messages=6, stop=stop)
     assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
-    reported = {
-        (
-            r.state,
-            r.error,
-            r.available_at and (r.available_at - context_of(queue).now()) // 1_000_000,
-        )
-        for r in group_ledger_of(queue.group()).current()
-    }
-    assert {
-        ("dead", "never", None),
-        ("available", None, 0),
-        ("available", "later", 300),
-    } <= reported
+    ranges, now = group_ledger_of(queue.group()).current(), context_of(queue).now()
+    assert {(r.state, r.error, r.available_at and r.available_at - now) for r in ranges} >= {
+        ("dead", "never", None), ("available", None, 0), ("available", "later", 300 * SECOND),
+    }  # fmt: skip
 
 
+@pytest.mark.parametrize("in_a_list", [False, True])
 @pytest.mark.parametrize(
-    ("settle", "left"),
-    [
-        (lambda taken: taken.ack(), {"acked": 2}),
-        (lambda taken: taken.nack(delay="5m"), {"delayed": 2}),
-        (lambda taken: taken.extend(), {"acked": 2}),
-        (
-            lambda taken: [
-                taken.reject([taken.messages[0].sequence]),
-                taken.ack([taken.messages[1].sequence]),
-            ],
-            {"dead": 1, "acked": 1},
-        ),
-    ],
+    ("verb", "left"), [("ack", "acked"), ("nack", "delayed"), ("reject", "dead")]
 )
 def test_a_handler_may_return_what_its_own_settles_return(
-    queue: Queue, settle: Callable[[Lease], Any], left: dict[str, int]
+    queue: Queue, verb: str, left: str, in_a_list: bool
 ) -> None:
     queue.publish(["a", "b"])
-    assert drain(queue, settle, max_messages=2).failed == 0
-    assert counts(queue) == left
+
+    def handle(taken: Lease) -> Any:
+        result = getattr(taken, verb)()
+        return [result] if in_a_list else result
+
+    assert drain(queue, handle, max_messages=2).failed == 0
+    assert counts(queue) == {left: 2}
 
 
 @pytest.mark.parametrize(
@@ -284,20 +251,18 @@ def test_threads_handle_leases_side_by_side(queue: Queue) -> None:
     assert drain(queue, handle, threads=3).settled == 6
 
 
-def test_the_lease_is_extended_while_its_handler_runs(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew=0)
-    queue.publish(["slow"])
+@MODES
+def test_leases_are_extended_while_their_handlers_run(delta_queue: Make, mode: str) -> None:
+    queue = Queue.open(delta_queue(visibility_timeout="1s", clock_skew=0).path)
+    clock = context_of(queue).clock
+    queue.publish(["slow", "slow"])
 
-    def handle(taken: Lease) -> None:
-        first = taken.expires_at
-        until(
-            lambda: (
-                context_of(queue).clock() > first and taken.expires_at > context_of(queue).clock()
-            )
-        )
-        assert again(queue).group().lease("other") is None
+    def handle(_: object) -> None:
+        began = clock()
+        until(lambda: clock() - began > timedelta(seconds=2))
+        assert again(queue, clock).group().lease("other") is None
 
-    assert drain(queue, handle) == WorkSummary(leases=1, failed=0, settled=1, acked=1)
+    assert drain(queue, handle, mode=mode, threads=2) == having(settled=2, failed=0)
 
 
 def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
@@ -313,38 +278,43 @@ def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
     assert others[0] is not None
 
 
-@pytest.mark.parametrize(
-    ("ack", "how"),
-    [
-        ("on_success", "returns"),
-        ("on_success", "raises"),
-        ("manual", "settles"),
-        ("manual", "settles by sequence"),
-    ],
-)
+LATE = {
+    "a batch returns": ("batch", "on_success", None),
+    "a batch fails": ("batch", "on_success", ValueError("late")),
+    "a batch acks": ("batch", "manual", lambda taken: taken.ack()),
+    "a batch acks a message": ("batch", "manual", lambda taken: taken.ack(taken.messages)),
+    **{
+        f"a message gets {verdict}": ("message", "on_success", verdict)
+        for verdict in (None, Retry(0), Reject("late"), Snooze(0), ValueError("late"))
+    },
+}
+
+
+@pytest.mark.parametrize("what", LATE)
 def test_a_verdict_after_max_lease_duration_is_refused(
-    queue: Queue, clock: ManualClock, ack: str, how: str
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
+    mode, ack, verdict = LATE[what]
     (sequence,) = queue.publish("slow").sequences
     seen: list[int] = []
 
-    def handle(taken: Lease) -> None:
-        seen.append(taken.messages[0].delivery_count)
+    def handle(given: Any) -> Any:
+        seen.append((given.messages[0] if mode == "batch" else given).delivery_count)
         if len(seen) > 1:
-            taken.ack()
-            return
+            return given.ack() if mode == "batch" else None
         clock.advance("31m")
-        if how == "raises":
-            raise ValueError("late")
-        if how.startswith("settles"):
-            with pytest.raises(LeaseLost, match="max_lease_duration"):
-                taken.ack([sequence] if "sequence" in how else None)
+        if isinstance(verdict, ValueError):
+            raise verdict
+        if not callable(verdict):
+            return verdict
+        with pytest.raises(LeaseLost, match="max_lease_duration"):
+            verdict(given)
 
-    summary = drain(queue, handle, ack=ack)
+    summary = drain(queue, handle, mode=mode, ack=ack)
     assert seen == [1, 2]
-    assert (summary.nacked, summary.released, counts(queue)) == (0, 0, {"acked": 1})
-    events = [event.event for event in queue.trace(sequence).events]
-    assert events == ["leased", "lease_expired", "leased", "acked"]
+    assert summary == WorkSummary(leases=2, failed=0, settled=1, acked=1)
+    assert events(queue, sequence) == ["leased", "lease_expired", "leased", "acked"]
+    assert caplog.text.count("max_lease_duration") == 1
 
 
 def test_after_max_lease_duration_a_settle_of_several_leases_settles_the_others(
@@ -368,9 +338,9 @@ def test_a_thread_that_outlasts_max_lease_duration_keeps_no_other_lease(
     queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A settle of the ended lease must lease nothing, because no thread is free for it."""
-    hung, go_on, stop, seen = threading.Event(), threading.Event(), threading.Event(), list[int]()
-    done, moment = list[WorkSummary](), timedelta(microseconds=1)
-    group = queue.group().ensure()
+    hung, go_on, seen = threading.Event(), threading.Event(), list[int]()
+    moment = timedelta(microseconds=1)
+    options: dict[str, Any] = {"max_lease_duration": moment, "poll_interval": "10ms"}
 
     def handle(taken: Lease) -> None:
         seen.append(taken.messages[0].sequence)
@@ -379,30 +349,18 @@ def test_a_thread_that_outlasts_max_lease_duration_keeps_no_other_lease(
             hung.set()
             assert go_on.wait(60)
 
-    def run() -> None:
-        given = {
-            "max_lease_duration": moment,
-            "poll_interval": "10ms",
-            "stop": stop,
-            "mode": "batch",
-        }
-        done.append(group.work(handle, **given))  # type: ignore[arg-type]
-
     queue.publish(["hung", "next"])
-    worker = threading.Thread(target=run)
-    worker.start()
-    try:
-        assert hung.wait(60)
-        until(lambda: clock.advance(moment) or "reached max_lease_duration" in caplog.text)
-        until(lambda: clock.advance(moment) or counts(queue) == {"leased": 1, "ready": 1})
-        clock.advance("2s")
-        taken = lease(again(queue), 2)
-        assert sorted(m.delivery_count for m in taken.messages) == [1, 2]
-        taken.ack()
-    finally:
-        stop.set()
-        go_on.set()
-        worker.join(60)
+    with working(queue.group().ensure(), handle, patience=60, **options) as done:
+        try:
+            assert hung.wait(60)
+            until(lambda: clock.advance(moment) or "reached max_lease_duration" in caplog.text)
+            until(lambda: clock.advance(moment) or counts(queue) == {"leased": 1, "ready": 1})
+            clock.advance("2s")
+            taken = lease(again(queue), 2)
+            assert sorted(m.delivery_count for m in taken.messages) == [1, 2]
+            taken.ack()
+        finally:
+            go_on.set()
     assert (len(seen), done[0].leases) == (1, 1)
 
 
@@ -429,12 +387,8 @@ def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finis
     queue.publish(["a", "b"])
     stop = threading.Event()
 
-    def handle(_: Lease) -> None:
-        stop.set()
-
-    assert queue.group().work(handle, mode="batch", stop=stop) == WorkSummary(
-        leases=1, failed=0, settled=1, acked=1
-    )
+    summary = drain(queue, lambda _: stop.set(), stop=stop, until=None)
+    assert summary == WorkSummary(leases=1, failed=0, settled=1, acked=1)
     assert counts(queue) == {"acked": 1, "ready": 1}
 
 
@@ -445,19 +399,16 @@ def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
     stop = threading.Event()
 
     def take(run: Callable[[], Any], _: object) -> Any:
-        found = run()
-        if any(isinstance(one, Grant) and one.ranges for one in found):
+        results = run()
+        if counts(queue).get("leased"):
             stop.set()
-        return found
+        return results
 
     on_commands(monkeypatch, take)
-    assert (
-        queue.group().work(lambda _: pytest.fail("never"), mode="batch", stop=stop) == WorkSummary()
-    )
+    summary = drain(queue, lambda _: pytest.fail("never"), stop=stop)
+    assert summary == WorkSummary()
     assert stop.is_set()
-    assert lease(again(queue)).messages[0].delivery_count == 1, (
-        "available to others at once, and not counted"
-    )
+    assert [m.delivery_count for m in lease(again(queue)).messages] == [1], "uncounted"
 
 
 @MODES
@@ -518,37 +469,3 @@ def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
         drain(queue, lambda _: None)
     drain(queue, lambda _: None, fail_on_data_loss=False)
     assert queue.group().stats().lost == 1
-
-
-# -- a process of its own
-
-
-def _worker(path: str, started: Any, go_on: Any) -> None:
-    """Handle the first lease until the signal has arrived and the handler may go on."""
-    stop = threading.Event()
-
-    def handle(_: Lease) -> None:
-        started.set()
-        go_on.wait(60)
-        assert stop.wait(60)
-
-    work = Queue.open(path).group().work
-    summary = work(handle, mode="batch", worker_id="w", shutdown_timeout="30s", stop=stop)
-    os._exit(10 + summary.settled)
-
-
-@pytest.mark.slow
-def test_on_sigterm_a_worker_process_finishes_what_it_has_in_hand(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue")
-    queue.publish([Message("a"), Message("b")])
-    spawn = multiprocessing.get_context("spawn")
-    started, go_on = spawn.Event(), spawn.Event()
-    process = spawn.Process(target=_worker, args=(queue.path, started, go_on))
-    process.start()
-    assert started.wait(60)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGTERM)
-    go_on.set()
-    process.join(60)
-    assert process.exitcode == 11, "one message settled, and it ended by itself"
-    assert counts(queue) == {"acked": 1, "ready": 1}

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import pytest
 from support import working as worker
+from support.deadlines import no_longer_than
 from support.handles import again, lease, until
-from support.tables import context_of, group_ledger_of, on_commands
+from support.having import having
+from support.tables import group_ledger_of, on_commands
+from support.working import counts, drain, events
 
 from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
 from spark_mq.errors import InvalidHandlerResult, InvalidOption
@@ -39,35 +41,9 @@ and counts from the time that it finds.
 """
 
 
-def drain(queue: Queue, handler: Handler, **options: Any) -> WorkSummary:
-    given = {"until": "empty", "mode": "message", **options}
-    return queue.group().work(handler, **given)
-
-
 def revision(queue: Queue) -> int:
     ledger = group_ledger_of(queue.group()).snapshot().ledger
     return 0 if ledger is None else ledger.head.revision
-
-
-def counts(queue: Queue) -> dict[str, int]:
-    stats = again(queue).group().ensure().stats()
-    names = ("ready", "delayed", "leased", "dead", "acked")
-    return {name: value for name in names if (value := getattr(stats, name))}
-
-
-def events(queue: Queue, sequence: int) -> list[str]:
-    """What happened to a message."""
-    return [event.event for event in queue.trace(sequence).events]
-
-
-@contextlib.contextmanager
-def watched_stop() -> Iterator[threading.Event]:
-    """An event that is set when the block ends, so that its worker ends in any case."""
-    stop = threading.Event()
-    try:
-        yield stop
-    finally:
-        stop.set()
 
 
 def working(queue: Queue, handler: Handler, **options: Any) -> Any:
@@ -98,16 +74,14 @@ def test_messages_are_leased_and_settled_together(queue: Queue) -> None:
     queue.publish(values)
     queue.group().ensure()
     before, seen = revision(queue), list[bytes]()
-    pause = threading.Event()
+    pause = Event()
 
     def handle(message: ReceivedMessage) -> None:
         pause.wait(0.01)
         seen.append(message.value)
 
-    summary = drain(queue, handle, threads=8)
+    assert drain(queue, handle, threads=8) == having(settled=200, failed=0)
     assert sorted(seen) == sorted(values), "each message once"
-    assert (summary.settled, summary.failed) == (200, 0)
-    assert counts(queue) == {"acked": 200}
     assert revision(queue) - before <= 20, "with leases of one these are 200 or more"
 
 
@@ -116,7 +90,7 @@ def test_the_thread_that_settles_does_not_wake_for_each_message(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     queue.publish([str(n) for n in range(400)])
-    wait, woken, pause = threading.Condition.wait, Counter[str](), threading.Event()
+    wait, woken, pause = threading.Condition.wait, Counter[str](), Event()
 
     def count(condition: threading.Condition, timeout: float | None = None) -> bool:
         notified = wait(condition, timeout)
@@ -132,7 +106,7 @@ def test_the_thread_that_settles_does_not_wake_for_each_message(
 
 def test_a_slow_message_delays_neither_settles_nor_leases(queue: Queue) -> None:
     queue.publish(["slow", *(str(n) for n in range(20))])
-    go_on = threading.Event()
+    go_on = Event()
 
     def handle(message: ReceivedMessage) -> None:
         if message.value == b"slow":
@@ -149,7 +123,7 @@ def test_a_slow_message_delays_neither_settles_nor_leases(queue: Queue) -> None:
 
 def test_no_more_is_leased_than_the_handlers_need_soon(queue: Queue) -> None:
     queue.publish([str(n) for n in range(100)])
-    go_on, started = threading.Event(), threading.Semaphore(0)
+    go_on, started = Event(), threading.Semaphore(0)
 
     def handle(_: ReceivedMessage) -> None:
         started.release()
@@ -179,16 +153,6 @@ def test_no_more_is_held_than_max_messages(queue: Queue) -> None:
 # -- what a handler decides
 
 
-def test_a_summary_counts_ends_apart_from_what_was_given_back(queue: Queue) -> None:
-    queue.publish(["ack", "ack too", "reject", "retry", "snooze"])
-    verdicts = {b"reject": Reject("bad"), b"retry": Retry(delay="1h"), b"snooze": Snooze("1h")}
-    summary = drain(queue, lambda message: verdicts.get(message.value))
-    assert (summary.acked, summary.rejected, summary.nacked, summary.released) == (2, 1, 1, 1)
-    assert summary.settled == 3
-    stats = queue.group().stats()
-    assert (stats.acked, stats.dead, stats.delayed) == (2, 1, 2)
-
-
 def test_a_failure_blames_its_message_alone(queue: Queue) -> None:
     bad = queue.publish([str(n) for n in range(10)]).sequences[7]
 
@@ -203,31 +167,34 @@ def test_a_failure_blames_its_message_alone(queue: Queue) -> None:
     assert (r.first, r.suspect, r.failure_count, r.error) == (bad, False, 1, "ValueError: boom")
 
 
-def test_failures_are_rejected_if_the_policy_says_so(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-
-    def handle(_: ReceivedMessage) -> None:
-        raise ValueError("boom")
-
-    assert drain(queue, handle, on_error="reject").rejected == 2
-    assert counts(queue) == {"dead": 2}
-
-
-DECISIONS: dict[str, tuple[Callable[[], Any], dict[str, int], tuple[int, int], str | None]] = {
-    "retry": (lambda: Retry(delay="5m", error="later"), {"delayed": 1}, (1, 1), "later"),
-    "retry by the policy": (Retry, {"delayed": 1}, (1, 1), None),
-    "retry at once": (lambda: Retry(0), {"ready": 1}, (1, 1), None),
-    "reject": (lambda: Reject(error=KeyError("no")), {"dead": 1}, (1, 0), "KeyError: 'no'"),
-    "snooze": (lambda: Snooze("15m"), {"delayed": 1}, (0, 0), None),
-}
+DECISIONS: dict[str, tuple[Callable[[], Any], str, object]] = {
+    "retry": (
+        lambda: Retry(delay="5m", error="later"), "nacked",
+        having(state="delayed", delivery_count=1, failure_count=1, error="later"),
+    ),
+    "retry by the policy": (
+        Retry, "nacked", having(state="delayed", delivery_count=1, failure_count=1, error=None)
+    ),
+    "retry at once": (
+        lambda: Retry(0), "nacked", having(state="ready", delivery_count=1, failure_count=1)
+    ),
+    "reject": (
+        lambda: Reject(error=KeyError("no")), "rejected",
+        having(state="dead", delivery_count=1, failure_count=0, error="KeyError: 'no'"),
+    ),
+    "snooze": (
+        lambda: Snooze("15m"), "released",
+        having(state="delayed", delivery_count=0, failure_count=0, error=None),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DECISIONS)
 @pytest.mark.parametrize("how", ["returned", "raised", "by a coroutine"])
 def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) -> None:
-    make, left, (deliveries, failures), error = DECISIONS[name]
+    make, counted, left = DECISIONS[name]
     queue.publish("a")
-    stop = threading.Event()
+    stop = Event()
 
     def handle(_: ReceivedMessage) -> Any:
         stop.set()
@@ -239,12 +206,10 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
         await asyncio.sleep(0)
         return handle(message)
 
-    handler = handle_in_a_loop if how == "by a coroutine" else handle
-    queue.group().work(handler, mode="message", stop=stop)
-    assert counts(queue) == left
-    (r,) = group_ledger_of(queue.group()).current()
-    assert (r.delivery_count, r.failure_count, r.error) == (deliveries, failures, error)
-    assert not r.suspect
+    summary = drain(queue, handle_in_a_loop if how == "by a coroutine" else handle, stop=stop)
+    ends = {"acked": 0, "rejected": 0, "nacked": 0, "released": 0, counted: 1}
+    assert summary == having(**ends, settled=int(counted == "rejected"))
+    assert queue.group().peek() == [left]
 
 
 def test_a_decision_that_was_raised_from_an_error_keeps_its_text(queue: Queue) -> None:
@@ -263,10 +228,8 @@ def test_a_decision_that_was_raised_from_an_error_keeps_its_text(queue: Queue) -
 def test_a_delay_is_as_long_as_the_decision_says(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
     drain(queue, lambda _: Snooze("15m"))
-    clock.advance("899s")
-    assert counts(queue) == {"delayed": 1}
-    clock.advance("2s")
-    assert counts(queue) == {"ready": 1}
+    (message,) = queue.group().peek()
+    assert message.available_at - clock() == timedelta(minutes=15)
 
 
 @pytest.mark.parametrize("result", [None, 0, False, "text", {"id": 1}, [1, 2], object()])
@@ -302,33 +265,24 @@ def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
 # -- coroutines
 
 
-def test_async_handlers_run_at_the_same_time(queue: Queue) -> None:
+def test_an_async_method_of_an_object_runs_for_many_messages_at_once(queue: Queue) -> None:
     queue.publish([str(n) for n in range(90)])
-    together: list[asyncio.Barrier] = []
 
-    async def handle(_: ReceivedMessage) -> None:
-        if not together:
-            together.append(asyncio.Barrier(30))
-        async with asyncio.timeout(60):
-            await together[0].wait()
+    class Together:
+        barrier: asyncio.Barrier | None = None
 
-    assert drain(queue, handle, concurrency=30).settled == 90
+        async def __call__(self, _: ReceivedMessage) -> None:
+            self.barrier = self.barrier or asyncio.Barrier(30)
+            async with asyncio.timeout(60):
+                await self.barrier.wait()
+
+    assert drain(queue, Together(), concurrency=30).settled == 90
     assert counts(queue) == {"acked": 90}
-
-
-def test_an_async_method_of_an_object_is_a_handler(queue: Queue) -> None:
-    queue.publish("a")
-
-    class Handle:
-        async def __call__(self, message: ReceivedMessage) -> None:
-            await asyncio.sleep(0)
-
-    assert drain(queue, Handle()).settled == 1
 
 
 def test_coroutines_that_outlast_the_grace_are_cancelled(queue: Queue) -> None:
     queue.publish("hung")
-    stop, cancelled = threading.Event(), threading.Event()
+    stop, cancelled = Event(), Event()
 
     async def handle(_: ReceivedMessage) -> None:
         stop.set()
@@ -338,7 +292,7 @@ def test_coroutines_that_outlast_the_grace_are_cancelled(queue: Queue) -> None:
             cancelled.set()
             raise
 
-    queue.group().work(handle, mode="message", stop=stop, shutdown_timeout=0)
+    drain(queue, handle, stop=stop, shutdown_timeout=0)
     assert cancelled.wait(30)
     assert counts(queue) == {"leased": 1}
 
@@ -368,18 +322,14 @@ def test_it_ends_only_when_no_group_has_anything_left(queue: Queue, clock: Manua
     last = memory_queue(clock)
     queue.publish([str(n) for n in range(5)])
     seen: list[bytes] = []
-    pause = threading.Event()
+    pause = Event()
 
     def forward(message: ReceivedMessage) -> None:
         pause.wait(0.05)
         last.publish(message.value)
 
-    drain(
-        queue,
-        forward,
-        more_groups={last.group(): lambda message: seen.append(message.value)},
-        threads=2,
-    )
+    others = {last.group(): lambda message: seen.append(message.value)}
+    drain(queue, forward, more_groups=others, threads=2)
     assert sorted(seen) == [b"0", b"1", b"2", b"3", b"4"]
 
 
@@ -391,7 +341,7 @@ def test_it_does_not_end_while_one_of_its_groups_leases(
     limited, other = queue.group("limited"), queue.group("other", start="latest").ensure()
     limited.configure(max_in_flight=1)
     held = lease(queue, 1, "limited")
-    looks, leased, seen = Counter[str](), threading.Event(), list[bytes]()
+    looks, leased, seen = Counter[str](), Event(), list[bytes]()
     real = GroupCommitter.run
 
     def run(committer: GroupCommitter, commands: Sequence[Any], checks: Any = None) -> list[Any]:
@@ -422,7 +372,7 @@ def test_it_does_not_end_while_one_of_its_groups_leases(
 def test_workers_share_an_event_and_the_end_of_one_stops_no_others(queue: Queue) -> None:
     """One finds the limit of its group reached and ends. The other one still holds a message."""
     queue.publish([str(n) for n in range(5)])
-    group, stop, ended = queue.group(), threading.Event(), threading.Event()
+    group, stop, ended = queue.group(), Event(), Event()
     group.configure(max_in_flight=1)
     seen: list[int] = []
 
@@ -474,52 +424,23 @@ def test_until_settled_waits_for_leases_of_others(queue: Queue) -> None:
     assert seen == [2]
 
 
-def test_asked_to_stop_it_releases_what_no_handler_got(queue: Queue) -> None:
+@pytest.mark.parametrize("how", ["event", "SIGTERM"])
+def test_asked_to_stop_it_releases_what_no_handler_got(queue: Queue, how: str) -> None:
     queue.publish([str(n) for n in range(100)])
-    stop, seen = threading.Event(), list[int]()
+    stop, seen = Event(), list[int]()
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.sequence)
         if len(seen) == 20:
-            stop.set()
+            stop.set() if how == "event" else os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.wait(30), "for all workers that share the event"
 
-    summary = queue.group().work(handle, mode="message", stop=stop)
-    assert len(seen) == 20
+    assert drain(queue, handle, stop=stop, until=None).acked == len(seen) == 20
     assert counts(queue) == {"acked": 20, "ready": 80}
-    assert summary.settled >= 20
     assert all(m.delivery_count == 1 for m in lease(again(queue), 100).messages), "uncounted"
 
 
-def test_sigterm_ends_it_after_the_running_handlers(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(30)])
-    seen: list[int] = []
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.sequence)
-        if len(seen) == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    stop = threading.Event()
-    queue.group().work(handle, mode="message", stop=stop)
-    assert len(seen) >= 5
-    assert counts(queue).get("acked", 0) == len(seen)
-    assert counts(queue).get("leased", 0) == 0
-    assert stop.is_set(), "for all workers that share the event"
-
-
 # -- leases and outages
-
-
-def test_leases_are_extended_while_their_messages_are_in_hand(delta_queue: Make) -> None:
-    queue = Queue.open(delta_queue(visibility_timeout="1s", clock_skew=0).path)
-    queue.publish(["slow", "slow"])
-
-    def handle(_: ReceivedMessage) -> None:
-        now = context_of(queue).clock()
-        until(lambda: (context_of(queue).clock() - now).total_seconds() > 2)
-        assert again(queue, context_of(queue).clock).group().lease("other") is None
-
-    assert drain(queue, handle, threads=2).settled == 2
 
 
 def test_a_message_whose_lease_has_expired_reaches_no_handler(
@@ -577,34 +498,11 @@ def test_a_coroutine_is_cancelled_at_max_lease_duration_and_settles_nothing(
     assert events(queue, sequence) == ["leased", "lease_expired", "leased", "acked"]
 
 
-@pytest.mark.parametrize("verdict", [None, Retry(0), Reject("late"), Snooze(0), ValueError("late")])
-def test_a_verdict_after_max_lease_duration_is_refused(
-    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture, verdict: Any
-) -> None:
-    (sequence,) = queue.publish("slow").sequences
-    seen: list[int] = []
-
-    def handle(message: ReceivedMessage) -> Any:
-        seen.append(message.delivery_count)
-        if message.delivery_count > 1:
-            return None
-        clock.advance("31m")
-        if isinstance(verdict, ValueError):
-            raise verdict
-        return verdict
-
-    summary = drain(queue, handle)
-    assert seen == [1, 2]
-    assert summary == WorkSummary(leases=2, failed=0, settled=1, acked=1)
-    assert events(queue, sequence) == ["leased", "lease_expired", "leased", "acked"]
-    assert caplog.text.count("max_lease_duration") == 1
-
-
 @pytest.mark.usefixtures("short_leases")
 def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_returns(
     queue: Queue, clock: ManualClock
 ) -> None:
-    hung, go_on, seen = threading.Event(), threading.Event(), list[bytes]()
+    hung, go_on, seen = Event(), Event(), list[bytes]()
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.value)
@@ -641,7 +539,7 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread looked at its lease just before the end, so only the lock is in between."""
-    go_on, returned, seen = threading.Event(), threading.Event(), list[bytes]()
+    go_on, returned, seen = Event(), Event(), list[bytes]()
     give_up, has_ended = ThreadPool.give_up, WorkerLease.has_ended
 
     class GivenUp(set[Any]):
@@ -678,7 +576,7 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
 
 
 def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualClock) -> None:
-    group, go_on = queue.group().ensure(), threading.Event()
+    group, go_on = queue.group().ensure(), Event()
 
     def left() -> set[timedelta]:
         return {held.until - clock() for held in group.leases()}
@@ -699,7 +597,7 @@ def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualCl
 
 
 def test_leases_of_one_timeout_are_extended_together() -> None:
-    extended, known = set[tuple[tuple[str, ...], int]](), threading.Event()
+    extended, known = set[tuple[tuple[str, ...], int]](), Event()
 
     def extend(lease_ids: Sequence[str], timeout: int) -> None:
         extended.add((tuple(lease_ids), timeout))
@@ -733,63 +631,51 @@ def test_a_short_lease_is_extended_while_a_long_one_waits() -> None:
         keep_alive.stop()
 
 
-def test_in_an_outage_max_lease_duration_ends_no_handler(
-    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A settle of the same lease fails, so its deadline may pass."""
-    queue.publish(["quick", "slow"])
-    failed, passed, seen = threading.Event(), threading.Event(), list[int]()
+def contend(patch: pytest.MonkeyPatch, fails: Callable[[], bool]) -> None:
+    """Let each settle for which a function says so lose all its races."""
 
-    def contended(run: Callable[[], Any], commands: Any) -> Any:
-        if commands[0].lease_ids and not passed.is_set():
-            failed.set()
+    def lose(run: Callable[[], Any], commands: Any) -> Any:
+        if commands[0].lease_ids and fails():
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
         return run()
 
-    on_commands(monkeypatch, contended)
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.delivery_count)
-        if message.value == b"slow":
-            assert failed.wait(60)
-            again(queue).group().pause()  # so that nobody leases it again
-            clock.advance("31m")
-            passed.set()
-
-    assert drain(queue, handle, threads=2, settle_linger=0).acked == 2
-    assert seen == [1, 1]
+    on_commands(patch, lose)
 
 
-def test_after_an_outage_max_lease_duration_ends_a_handler_again(
-    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_over", [False, True], ids=["during", "after"])
+def test_max_lease_duration_ends_no_handler_during_an_outage(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
+    """A settle of the same lease fails, so its deadline may pass. Later ones end it again."""
     queue.publish(["quick", "slow"])
-    failed, restored, seen = threading.Event(), threading.Event(), list[int]()
+    failed, passed, restored, seen = Event(), Event(), Event(), list[int]()
     restore_limits = HeldLeases.restore_limits
 
-    def contended(run: Callable[[], Any], commands: Any) -> Any:
-        if commands[0].lease_ids and not failed.is_set():
-            failed.set()
-            raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return run()
+    def fails() -> bool:
+        is_first = not failed.is_set()
+        failed.set()
+        return is_first if is_over else not passed.is_set()
 
-    def noted(held: HeldLeases) -> None:
+    def restore(held: HeldLeases) -> None:
         restore_limits(held)
         if failed.is_set():
             restored.set()
 
-    on_commands(monkeypatch, contended)
-    monkeypatch.setattr(HeldLeases, "restore_limits", noted)
+    contend(monkeypatch, fails)
+    monkeypatch.setattr(HeldLeases, "restore_limits", restore)
 
     def handle(message: ReceivedMessage) -> None:
         if message.value == b"slow":
             seen.append(message.delivery_count)
-            assert restored.wait(60)
+            assert (restored if is_over else failed).wait(60)
+            if not is_over:
+                again(queue).group().pause()  # so that nobody leases it again
             if message.delivery_count == 1:
                 clock.advance("31m")
+            passed.set()
 
     assert drain(queue, handle, threads=2, settle_linger=0).acked == 2
-    assert seen == [1, 2]
+    assert seen == ([1, 2] if is_over else [1])
 
 
 @pytest.mark.parametrize("mode", ["message", "batch"])
@@ -797,17 +683,15 @@ def test_a_settle_waits_out_contention(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     queue.publish(["a", "b", "c"])
-    tries: list[int] = []
+    tries = Counter[str]()
 
-    def contended(run: Callable[[], Any], commands: Any) -> Any:
-        if commands[0].lease_ids and len(tries) < 3:
-            tries.append(1)
-            raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return run()
+    def fails() -> bool:
+        tries["settle"] += 1
+        return tries["settle"] <= 3
 
-    on_commands(monkeypatch, contended)
-    summary = drain(queue, lambda _: None, mode=mode)
-    assert (len(tries), summary.settled) == (3, 3)
+    contend(monkeypatch, fails)
+    assert drain(queue, lambda _: None, mode=mode).settled == 3
+    assert tries["settle"] > 3
     assert counts(queue) == {"acked": 3}
 
 
@@ -826,9 +710,8 @@ def test_an_error_around_a_handler_ends_the_work(
 
     queue.publish("a")
     broken = again(queue, fail_beside_handlers)
-    with ThreadPoolExecutor(1) as pool, watched_stop() as stop:
-        work = pool.submit(drain, broken, handler, stop=stop, shutdown_timeout=0)
-        assert isinstance(work.exception(20), RuntimeError)
+    with pytest.raises(RuntimeError, match="no clock"), no_longer_than(20):
+        drain(broken, handler, shutdown_timeout=0)
 
 
 def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> None:

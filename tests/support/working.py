@@ -1,4 +1,4 @@
-"""Run a worker beside a test."""
+"""Run a worker beside a test, or until a queue is empty, and see what became of its messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ from typing import Any
 
 from spark_mq import ConsumerGroup, Queue, WorkSummary
 
+from .handles import again
 from .tables import context_of, ledgers_of
 
-__all__ = ["leave_heartbeat", "working"]
+__all__ = ["counts", "drain", "events", "fail", "leave_heartbeat", "working"]
+
+
+def drain(queue: Queue, handler: Callable[[Any], Any], **options: Any) -> WorkSummary:
+    """Work until nothing is due, by messages unless `mode` says otherwise."""
+    return queue.group().work(handler, **{"mode": "message", "until": "empty", **options})
+
+
+def fail(_: object) -> None:
+    """Handle a message or a lease badly."""
+    raise ValueError("boom")
+
+
+def counts(queue: Queue) -> dict[str, int]:
+    """How many messages are in each state, as another process sees it. Zeros are left out."""
+    stats = again(queue).group().ensure().stats()
+    names = ("ready", "delayed", "leased", "dead", "acked")
+    return {name: value for name in names if (value := getattr(stats, name))}
+
+
+def events(queue: Queue, sequence: int) -> list[str]:
+    """What happened to a message."""
+    return [event.event for event in queue.trace(sequence).events]
 
 
 @contextmanager
