@@ -21,7 +21,6 @@ from support.handles import (
     again,
     clean_messages,
     die,
-    housekeep,
     index_commits,
     lease,
     on_commit,
@@ -65,6 +64,20 @@ def index_and_clean(queue: Queue) -> None:
     assert json_versions(queue) == [messages_of(queue).log.refresh().version]
 
 
+def publish_and_index(queue: Queue, values: str) -> None:
+    """Publish each value in a commit that has a checkpoint."""
+    for value in values:
+        queue.publish(value)
+        checkpoint(messages_of(queue))
+    index_commits(queue)
+
+
+def made_anew(make: Make, old: Queue) -> Queue:
+    for name in ("messages", "leases"):
+        Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
+    return make()
+
+
 def written_down(queue: Queue) -> pa.Table:
     found = messages_of(queue).commits.read_after()
     assert found is not None
@@ -105,21 +118,15 @@ def varied(queue: Queue, clock: ManualClock) -> None:
 
 def test_what_is_written_down_says_all_that_the_log_said(queue: Queue, clock: ManualClock) -> None:
     varied(queue, clock)
-    before, index = said(queue), messages_of(again(queue)).index()
+    before, index, files = said(queue), messages_of(again(queue)).index(), data_files(queue)
     assert len({row["kind"] for row in before.to_pylist()}) == 3
     index_and_clean(queue)
-    after = again(queue)
-    assert messages_of(after).index().files == index.files
-    assert (
-        messages_of(after).index().version,
-        messages_of(after).index().total,
-        messages_of(after).index().last_sequence,
-    ) == (
-        index.version,
-        index.total,
-        index.last_sequence,
-    )
+    after = messages_of(again(queue)).index()
+    for name in ("files", "version", "total", "last_sequence"):
+        assert getattr(after, name) == getattr(index, name)
     assert said(queue).equals(before)
+    assert data_files(queue) == files
+    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 10
 
 
 def test_it_grows_by_what_is_new(queue: Queue, clock: ManualClock) -> None:
@@ -141,16 +148,8 @@ def test_messages_are_delivered_from_a_log_that_was_cleaned(
     index_and_clean(queue)
     late = again(queue)
     due = lease(late, 100)
-    assert [m.value for m in due.messages] == [
-        b"a",
-        b"b",
-        b"c",
-        b"plain",
-        b"foreign",
-        b"without statistics",
-        b"two",
-        b"last",
-    ]
+    due_now = [b"a", b"b", b"c", b"plain", b"foreign", b"without statistics", b"two", b"last"]
+    assert [m.value for m in due.messages] == due_now
     due.ack()
     assert (late.group().stats().delayed, late.group().stats().expired) == (1, 1)
     clock.advance("61m")
@@ -184,13 +183,6 @@ def test_compacted_files_are_trimmed_as_their_newest_source_from_a_cleaned_log(
     queue.group().seek("latest")
     assert again(queue).sweep().trimmed_files == 1
     assert data_files(queue) == set()
-
-
-def test_commits_is_an_ordinary_table(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    index_commits(queue)
-    rows = DeltaTable(f"{queue.path}/commits").to_pyarrow_table().to_pylist()
-    assert [(row["version"], row["kind"], row["rows"]) for row in rows] == [(1, "publish", 2)]
 
 
 # -- handles that knew the log before it was cleaned
@@ -230,36 +222,22 @@ def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, byte_store: 
     assert not [path for path in read if "checkpoint" in path], "the table was not opened again"
 
 
-@pytest.mark.parametrize("longer", [False, True], ids=["with fewer commits", "with more commits"])
-def test_a_queue_that_was_made_anew_is_noticed(delta_queue: Make, longer: bool) -> None:
-    old = delta_queue()
-    old.publish("a")
-    old.publish("b")
-    assert messages_of(old).index().total == 2
-    for name in ("messages", "leases"):
-        Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
-    new = delta_queue()
-    for value in "abcd" if longer else "":
-        new.publish(value)
-    with pytest.raises(errors.NotAQueue, match="created again after"):
-        messages_of(old).index()
-
-
-def test_a_publisher_whose_queue_was_made_anew_is_reported_and_does_no_harm(
-    delta_queue: Make,
+@pytest.mark.parametrize("commits", [0, 1, 4])
+def test_a_queue_that_was_made_anew_is_noticed_and_not_harmed(
+    delta_queue: Make, commits: int
 ) -> None:
-    """A commit after the last one that it knew would tear a hole into the new log."""
+    """A commit after the last one that the handle knew would tear a hole into the new log."""
     old = delta_queue()
     for value in "abc":
         old.publish(value)
-    for name in ("messages", "leases"):
-        Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
-    new = delta_queue()
-    new.publish("new")
-    with pytest.raises(errors.NotAQueue, match="created again after"):
-        old.publish("d")
-    assert json_versions(new) == [0, 1]
-    assert again(new).stats()["published"] == 1
+    new = made_anew(delta_queue, old)
+    for number in range(commits):
+        new.publish(str(number))
+    for call in (lambda: old.publish("d"), messages_of(old).index):
+        with pytest.raises(errors.NotAQueue, match="created again after"):
+            call()
+    assert json_versions(new) == list(range(commits + 1))
+    assert again(new).stats()["published"] == commits
 
 
 def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(
@@ -277,44 +255,9 @@ def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(
 
     on_commit(monkeypatch, "messages", after=later, fail=FileExistsError("412"))
     receipt = queue.publish("mine")
-    assert {m.sequence: m.value for m in lease(again(queue), 100).messages}[
-        receipt.sequences[0]
-    ] == b"mine"
+    values = {m.sequence: m.value for m in lease(again(queue), 100).messages}
+    assert values[receipt.sequences[0]] == b"mine"
     assert queue.stats()["published"] == 3
-
-
-def test_a_publish_so_slow_that_the_log_was_cleaned_around_it_lands_at_its_end(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Frozen between its look and its write for longer than the log is kept, it finds its version
-    free again.
-    """
-    rival = again(queue)
-
-    def meanwhile() -> None:
-        for value in "abc":
-            rival.publish(value)
-        index_and_clean(rival)
-
-    on_commit(monkeypatch, "messages", before=meanwhile)
-    receipt = queue.publish("slow")
-    assert receipt.version == 4
-    assert json_versions(queue) == [3, 4]
-    for handle in (queue, again(queue)):
-        assert [m.value for m in lease(handle, 100, group=f"g{id(handle)}").messages] == [
-            b"a",
-            b"b",
-            b"c",
-            b"slow",
-        ]
-
-
-def test_a_slow_publish_that_landed_stays(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    rival = again(queue)
-    on_commit(monkeypatch, "messages", after=lambda: index_commits(rival))
-    assert queue.publish("slow").version == 1
-    assert queue.publish("next").version == 2
-    assert queue.stats()["published"] == 2
 
 
 def test_a_commit_that_is_gone_and_not_written_down_is_reported(queue: Queue) -> None:
@@ -334,6 +277,7 @@ def test_a_commit_that_is_gone_and_not_written_down_is_reported(queue: Queue) ->
 def test_cleaning_takes_nothing_that_is_not_written_down(queue: Queue) -> None:
     for value in "ab":
         queue.publish(value)
+    assert clean_messages(queue) == 0, "it was never indexed"
     index_commits(queue)
     for value in "cd":
         queue.publish(value)
@@ -344,82 +288,44 @@ def test_cleaning_takes_nothing_that_is_not_written_down(queue: Queue) -> None:
     assert again(queue).stats()["published"] == 4
 
 
-def test_a_queue_that_was_never_indexed_is_not_cleaned(queue: Queue) -> None:
-    for value in "abc":
-        queue.publish(value)
-    assert clean_messages(queue) == 0
-    assert json_versions(queue) == [0, 1, 2, 3]
-
-
 def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> None:
-    for value in "abcdef":
-        queue.publish(value)
-        checkpoint(messages_of(queue))
-    index_commits(queue)
+    publish_and_index(queue, "abcdef")
     assert clean_messages(queue, 0, 3600) == 0
     clean_messages(queue, 2)
     assert json_versions(queue) == [4, 5, 6]
-    for version in (4, 5, 6):
-        assert (
-            DeltaTable(messages_of(queue).path, version=version).to_pyarrow_table().num_rows
-            == version
-        )
+    assert rows_at(queue, 4, 5, 6) == [4, 5, 6]
+
+
+def rows_at(queue: Queue, *versions: int) -> list[int]:
+    tables = [DeltaTable(messages_of(queue).path, version=version) for version in versions]
+    return [table.to_pyarrow_table().num_rows for table in tables]
 
 
 def test_an_incomplete_checkpoint_frees_no_commit(queue: Queue) -> None:
-    for value in "abcdef":
-        queue.publish(value)
-        checkpoint(messages_of(queue))
-    index_commits(queue)
+    publish_and_index(queue, "abcdef")
     log = Path(messages_of(queue).path, "_delta_log")
     for version in (3, 4):  # another engine was killed before it wrote the second part
         whole = log / f"{version:020}.checkpoint.parquet"
         whole.rename(log / f"{version:020}.checkpoint.0000000001.0000000002.parquet")
     clean_messages(queue, 2)
     assert json_versions(queue) == [2, 3, 4, 5, 6]
-    versions = [DeltaTable(messages_of(queue).path, version=version) for version in (4, 5, 6)]
-    assert [table.to_pyarrow_table().num_rows for table in versions] == [4, 5, 6]
-
-
-def test_cleaning_deletes_no_data(queue: Queue, clock: ManualClock) -> None:
-    varied(queue, clock)
-    before = data_files(queue)
-    index_and_clean(queue)
-    assert data_files(queue) == before
-    assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 10
+    assert rows_at(queue, 4, 5, 6) == [4, 5, 6]
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    for value in "abcde":
-        queue.publish(value)
-        checkpoint(messages_of(queue))
-    index_commits(queue)
-
+    publish_and_index(queue, "abcde")
+    files = messages_of(queue).files
     with monkeypatch.context() as patch:
-        patch.setattr(
-            messages_of(queue).files,
-            "delete",
-            Injected(messages_of(queue).files.delete, after=die, at=at),
-        )
+        patch.setattr(files, "delete", Injected(files.delete, after=die, at=at))
         with pytest.raises(Killed):
             clean_messages(queue)
     assert again(queue).stats()["published"] == 5
     clean_messages(again(queue))
     assert json_versions(queue) == [5]
     assert again(queue).stats()["published"] == 5
-
-
-def test_a_sweep_indexes_and_cleans(queue: Queue) -> None:
-    for value in "abc":
-        queue.publish(value)
-        checkpoint(messages_of(queue))
-    assert queue.sweep().indexed_commits == 4
-    assert queue.sweep().cleaned_files == 0, "all of it is young"
-    assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
-    assert json_versions(queue) == [3]
 
 
 # -- writing it down, under faults
@@ -450,9 +356,7 @@ def test_two_sweeps_at_once_write_each_commit_down_once(
     on_commit(monkeypatch, "commits", before=first)
     assert index_commits(mine) == 0
     assert counted(queue) == [1, 2][: 1 + moved]
-    assert len(list(Path(queue.path, "commits").glob("*.parquet"))) == 1, (
-        "that of the refused commit is deleted"
-    )
+    (_,) = Path(queue.path, "commits").glob("*.parquet")  # that of the refused one is deleted
 
 
 @pytest.mark.parametrize("step", ["create", "before the commit", "after the commit"])
@@ -463,12 +367,10 @@ def test_a_sweep_killed_while_it_writes_down_is_made_good_by_the_next(
 
     with monkeypatch.context() as patch:
         if step == "create":
-            patch.setattr(
-                archive_table, "create_table", Injected(archive_table.create_table, after=die)
-            )
+            create = Injected(archive_table.create_table, after=die)
+            patch.setattr(archive_table, "create_table", create)
         else:
-            hook = {"before" if step.startswith("before") else "after": die}
-            on_commit(patch, "commits", **hook)
+            on_commit(patch, "commits", **{step.partition(" ")[0]: die})
         with pytest.raises(Killed):
             index_commits(queue)
     queue.publish("b")
@@ -485,9 +387,7 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
     for value in "abc":
         old.publish(value)
     index_commits(old)
-    for name in ("messages", "leases"):
-        Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
-    queue = delta_queue()
+    queue = made_anew(delta_queue, old)
     queue.publish("new")
     assert [m.value for m in lease(queue).messages] == [b"new"]
     assert index_commits(queue) == 2
@@ -546,12 +446,9 @@ def test_a_process_that_slept_while_another_one_swept_opens_the_queue(
 
 
 def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) -> None:
-    for value in "abc":
-        queue.publish(value)
-        checkpoint(messages_of(queue))
     folder = Path(messages_of(queue).path, "_delta_log")
     (folder / f"{1:020d}.crc").write_text("{}")
-    index_commits(queue)
+    publish_and_index(queue, "abc")
     clean_messages(queue)
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
@@ -622,9 +519,7 @@ def test_publishers_and_sweepers_in_processes_lose_no_message(queue: Queue) -> N
         stop = manager.Event()
         sweepers = [pool.apply_async(_sweep, (queue.path, stop)) for _ in range(2)]
         publishers = [pool.apply_async(_publish, (queue.path, 60)) for _ in range(2)]
-        sequences = [
-            sequence for publisher in publishers for sequence in publisher.get(timeout=120)
-        ]
+        sequences = [each for publisher in publishers for each in publisher.get(timeout=120)]
         stop.set()
         assert all(sweeper.get(timeout=60) > 0 for sweeper in sweepers)
     assert sorted(m.sequence for m in lease(again(queue), 1000).messages) == sorted(sequences)

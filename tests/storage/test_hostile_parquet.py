@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.arrow_memory import at_most
 from support.handles import again, index_commits
-from support.limits import Limits
-from support.tables import group_ledger_of, ledgers_of, messages_of
+from support.tables import group_ledger_of, messages_of
 from support.thrift import I64, Struct, decode, encode
 
 from spark_mq import Queue, errors
@@ -152,53 +151,6 @@ def test_the_messages_of_a_bomb_are_dead_and_others_go_on(delta_queue: Make, nam
     assert sorted(found) == [b"after", b"before"]
     letters = queue.redrive(dry_run=True).table
     assert letters.num_rows == 0  # a letter without a payload is not redriven
-
-
-def break_pages(table: Path) -> None:
-    """Rewrite a table's data files as snappy pages, whose first one is no snappy.
-
-    It takes all files, because two that were written within a tick of the disk's clock look
-    equally new.
-    """
-    paths = list(table.rglob("part-*.parquet"))
-    assert paths
-    for path in paths:
-        buffer = io.BytesIO()
-        rows = pq.ParquetFile(path).read()
-        pq.write_table(rows, buffer, compression="snappy", use_dictionary=False)
-        data = bytearray(buffer.getvalue())
-        _, page = decode(bytes(data), 4)
-        data[page : page + 5] = b"\xff" * 5
-        path.write_bytes(data)
-
-
-def test_a_ledger_whose_pages_are_broken_is_named_with_its_advice(
-    delta_queue: Make, limits: Limits, caplog: pytest.LogCaptureFixture
-) -> None:
-    """pyarrow raises an OSError without a number, which looked like one of the store."""
-    limits(tag_bytes=0)  # as of large ledgers, which only the file has
-    queue = delta_queue()
-    queue.publish(["a", "b"])
-    queue.group("other").ensure()
-    assert queue.group("broken").lease("w", max_messages=1) is not None
-    break_pages(Path(ledgers_of(queue).path, "consumer_group=broken"))
-    read = again(queue)
-    for fails in (read.group("broken").stats, read.stats):
-        with pytest.raises(errors.CorruptLog, match="'broken' cannot be read") as caught:
-            fails()
-        assert "queue.drop_group(" in str(caught.value), "the group can be dropped"
-    assert read.group("other").lease("w", max_messages=2) is not None
-    with pytest.raises(errors.CorruptLog, match="'broken' cannot be read"):
-        read.sweep()  # its other chores are done
-    assert "is lost: consumer_group=broken" in caplog.text
-
-
-def test_a_broken_page_of_commits_costs_nothing_while_the_log_is_there(delta_queue: Make) -> None:
-    queue = delta_queue()
-    queue.publish(["a", "b"])
-    index_commits(queue)
-    break_pages(Path(messages_of(queue).path).parent / "commits")
-    assert again(queue).stats()["published"] == 2
 
 
 @pytest.mark.parametrize("ranges", [50, 300, 3_000])

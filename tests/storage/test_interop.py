@@ -9,6 +9,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -25,8 +26,10 @@ from support.handles import again, housekeep, index_commits, lease
 from support.limits import Limits
 from support.marks import slow_but
 from support.tables import add_file, checkpoint, ledgers_of, messages_of
+from support.thrift import decode
 
-from spark_mq import Queue, errors
+from spark_mq import GroupStats, Lease, Queue, errors
+from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -46,10 +49,18 @@ def drain(queue: Queue, group: str = "default") -> list[bytes]:
     return found
 
 
-def foreign(queue: Queue, *values: bytes, **columns: Any) -> None:
+def messages(queue: Queue) -> DeltaTable:
+    return DeltaTable(messages_of(queue).path)
+
+
+def leases(queue: Queue) -> DeltaTable:
+    return DeltaTable(ledgers_of(queue).path)
+
+
+def foreign(queue: Queue, *values: bytes | None, **columns: Any) -> None:
     """What a plain delta-rs writer does."""
     table = pa.table({"value": pa.array(values, pa.binary()), **columns})
-    write_deltalake(DeltaTable(messages_of(queue).path), table, mode="append", schema_mode="merge")
+    write_deltalake(messages(queue), table, mode="append", schema_mode="merge")
 
 
 def vacuum(path: str, full: bool = False) -> list[str]:
@@ -58,8 +69,8 @@ def vacuum(path: str, full: bool = False) -> list[str]:
     )
 
 
-def entry(path: str, version: int) -> Path:
-    return Path(path, "_delta_log", f"{version:020d}.json")
+def entry(queue: Queue, version: int, table: str = "messages") -> Path:
+    return Path(queue.path, table, "_delta_log", f"{version:020d}.json")
 
 
 def data_file(queue: Queue, sequence: int) -> Path:
@@ -89,70 +100,52 @@ def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
 )
 def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool) -> None:
     """VACUUM of ``messages/`` keeps what it must by itself: its retention is that of the table."""
-    wanted, settled, done, failed = 60, [], threading.Event(), []
+    wanted, settled, done = 60, [], threading.Event()
 
-    def thread(target: Callable[[Queue], object]) -> threading.Thread:
-        def run() -> None:
-            try:
-                target(again(queue))
-            except BaseException as error:
-                failed.append(error)
-                done.set()
-
-        started = threading.Thread(target=run)
-        started.start()
-        return started
-
-    def publish_foreign(mine: Queue, value: bytes) -> None:
-        # deltalake gives up after 15 lost races: here three others commit without a pause.
-        for _ in range(20):
-            with suppress(CommitFailedError):
-                return foreign(mine, value)
-        raise AssertionError("a foreign writer lost 20 times 15 races")
-
-    def publish(mine: Queue, name: str) -> None:
+    def publish_foreign(mine: Queue) -> None:
         for n in range(wanted // 2):
-            value = f"{name}-{n}".encode()
-            if name == "foreign":
-                publish_foreign(mine, value)
+            for _ in range(20):
+                # deltalake gives up after 15 lost races: here three others commit without a pause.
+                with suppress(CommitFailedError):
+                    foreign(mine, b"foreign-%d" % n)
+                    break
             else:
-                mine.publish(value)
+                raise AssertionError("a foreign writer lost 20 times 15 races")
+
+    def publish(mine: Queue) -> None:
+        for n in range(wanted // 2):
+            mine.publish(f"own-{n}")
 
     def work(mine: Queue) -> None:
         while not done.is_set():
             if (taken := mine.group().lease("w", max_messages=5, wait=0.2)) is not None:
-                values = [m.value.decode() for m in taken.messages]
+                values = [m.text for m in taken.messages]
                 taken.ack()
                 settled.extend(values)
                 if len(settled) >= wanted:
                     done.set()
 
-    def housekeep_often(mine: Queue) -> None:
+    def tidy(mine: Queue) -> None:
         while not done.wait(0.05):
-            for path, forced in (
-                (messages_of(mine).path, False),
-                (ledgers_of(mine).path, True),
-            ):
-                try:
-                    DeltaTable(path).optimize.compact()
-                    DeltaTable(path).vacuum(dry_run=False) if not forced else vacuum(path)
-                except DeltaError:
-                    pass  # it is the user's OPTIMIZE that loses against a worker's commit
+            # It is the user's OPTIMIZE that loses against a worker's commit.
+            with suppress(DeltaError):
+                messages(mine).optimize.compact()
+                messages(mine).vacuum(dry_run=False)
+            with suppress(DeltaError):
+                leases(mine).optimize.compact()
+                vacuum(ledgers_of(mine).path)
 
-    threads = [
-        thread(lambda mine: publish(mine, "foreign")),
-        thread(lambda mine: publish(mine, "own")),
-        thread(work),
-        thread(work),
-    ]
-    threads += [thread(housekeep_often)] if tidies else []
-    assert done.wait(60)
-    for one in threads:
-        one.join(30)
-    assert failed == []
-    assert sorted(settled) == sorted(
-        f"{name}-{n}" for name in ("foreign", "own") for n in range(wanted // 2)
-    )
+    calls = [publish_foreign, publish, work, work, *([tidy] if tidies else [])]
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(call, again(queue)) for call in calls]
+        try:
+            assert wait(running, 60, FIRST_EXCEPTION).not_done == set()
+        finally:
+            done.set()
+    for ended in running:
+        ended.result()
+    names = ("foreign", "own")
+    assert sorted(settled) == sorted(f"{name}-{n}" for name in names for n in range(wanted // 2))
     stats = again(queue).group().stats()
     assert (stats.acked, stats.dead, stats.ready, stats.leased) == (wanted, 0, 0, 0)
 
@@ -162,10 +155,10 @@ def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue, optimize: str) ->
     for value in "abc":
         queue.publish([value, value])
     held, late = lease(queue, 3), again(queue)
-    rewriter = DeltaTable(messages_of(queue).path).optimize
+    rewriter = messages(queue).optimize
     rewriter.compact() if optimize == "compact" else rewriter.z_order(["published_at"])
-    DeltaTable(messages_of(queue).path).vacuum(dry_run=False)
-    DeltaTable(ledgers_of(queue).path).optimize.z_order(["first"])
+    messages(queue).vacuum(dry_run=False)
+    leases(queue).optimize.z_order(["first"])
     vacuum(ledgers_of(queue).path, full=True)
     assert [m.value for m in held.messages] == [b"a", b"a", b"b"]
     assert held.ack().settled == 3
@@ -187,7 +180,7 @@ def test_a_vacuum_that_forces_its_retention_takes_payloads_and_each_is_reported(
     again(queue).group("other").ensure()
     knew = seen.group("other").lease("w", max_messages=1)
     assert knew.messages, "this handle has found the file of a good"
-    DeltaTable(messages_of(queue).path).optimize.z_order(["published_at"])
+    messages(queue).optimize.z_order(["published_at"])
     assert len(vacuum(messages_of(queue).path)) == 3
     assert held.messages == [], "the lease no longer holds anything"
     assert held.ack().settled == 0
@@ -208,7 +201,7 @@ def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(
     limits(tag_bytes=0)  # as of large ledgers, whose events only the files have
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
-    DeltaTable(ledgers_of(queue).path).optimize.z_order(["first"])
+    leases(queue).optimize.z_order(["first"])
     vacuum(ledgers_of(queue).path, full=True)
     assert queue.sweep().archived_commits > 0
     assert f"the history of commit 1 of {ledgers_of(queue).path} is lost" in caplog.text
@@ -219,7 +212,7 @@ def test_a_vacuum_of_the_ledgers_past_is_archived_as_far_as_it_is_known(
 @pytest.mark.parametrize("change", ["delete some", "delete all", "update", "overwrite"])
 def test_messages_cannot_be_changed_by_accident(queue: Queue, change: str) -> None:
     queue.publish(["a", "b"])
-    table = DeltaTable(messages_of(queue).path)
+    table = messages(queue)
     calls: dict[str, Callable[[], object]] = {
         "delete some": lambda: table.delete("value = 'a'"),
         "delete all": table.delete,
@@ -238,9 +231,9 @@ def test_a_forced_update_or_delete_publishes_nothing_and_is_reported(
 ) -> None:
     queue.publish(["a", "b"])
     queue.publish("c")
-    DeltaTable(messages_of(queue).path).alter.set_table_properties({"delta.appendOnly": "false"})
-    DeltaTable(messages_of(queue).path).update(updates={"key": "'x'"}, predicate="value = 'a'")
-    DeltaTable(messages_of(queue).path).delete("value = 'c'")
+    messages(queue).alter.set_table_properties({"delta.appendOnly": "false"})
+    messages(queue).update(updates={"key": "'x'"}, predicate="value = 'a'")
+    messages(queue).delete("value = 'c'")
     with caplog.at_level(logging.WARNING):
         assert drain(queue) == [b"a", b"b", b"c"]
     for version, what in ((4, "UPDATE"), (5, "DELETE")):
@@ -258,7 +251,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
     worker = again(queue)
     assert drain(worker) == [b"a"]
     foreign(queue, b"b", extra=pa.array([1]))
-    DeltaTable(messages_of(queue).path).alter.add_columns([Field("more", PrimitiveType("string"))])
+    messages(queue).alter.add_columns([Field("more", PrimitiveType("string"))])
     queue.publish("c")
     worker.publish("d")
     assert drain(worker) == [b"b", b"c", b"d"]
@@ -266,14 +259,7 @@ def test_a_column_more_disturbs_neither_publishers_nor_readers(queue: Queue) -> 
 
 
 def test_other_columns_and_null_values_of_foreign_writers_are_delivered(queue: Queue) -> None:
-    write_deltalake(
-        DeltaTable(messages_of(queue).path),
-        pa.table(
-            {"value": pa.array([b"1", None], pa.binary()), "lane": pa.array([7, 8], pa.int32())}
-        ),
-        mode="append",
-        schema_mode="merge",
-    )
+    foreign(queue, b"1", None, lane=pa.array([7, 8], pa.int32()))
     assert set(drain(queue)) == {b"1", None}
 
 
@@ -287,11 +273,11 @@ def test_delta_rs_publishes_the_value_alone_with_schema_mode_merge(
 
     Merging changes nothing in the schema.
     """
-    before = DeltaTable(messages_of(queue).path).schema().to_json()
+    before = messages(queue).schema().to_json()
     write_deltalake(
         messages_of(queue).path, pa.table({"value": value}), mode="append", schema_mode="merge"
     )
-    assert DeltaTable(messages_of(queue).path).schema().to_json() == before
+    assert messages(queue).schema().to_json() == before
     assert drain(queue) == [b"a"]
 
 
@@ -305,7 +291,7 @@ def test_delta_rs_refuses_the_value_alone_without_schema_mode_merge(queue: Queue
 
 
 def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> None:
-    schema = DeltaTable(messages_of(queue).path).to_pyarrow_table().schema
+    schema = messages(queue).to_pyarrow_table().schema
     columns = [
         pa.array([b"a"], f.type) if f.name == "value" else pa.nulls(1, f.type) for f in schema
     ]
@@ -317,7 +303,7 @@ def test_delta_rs_publishes_all_columns_without_a_schema_mode(queue: Queue) -> N
 def test_messages_has_no_partitions_and_its_files_lie_in_its_root(queue: Queue) -> None:
     queue.publish(["a"])
     foreign(queue, b"b")
-    table = DeltaTable(messages_of(queue).path)
+    table = messages(queue)
     assert table.metadata().partition_columns == []
     assert all("/" not in file.path for file in messages_of(queue).index().files)
     assert {entry.name for entry in Path(messages_of(queue).path).iterdir() if entry.is_dir()} == {
@@ -328,7 +314,7 @@ def test_messages_has_no_partitions_and_its_files_lie_in_its_root(queue: Queue) 
 def test_text_in_a_foreign_commit_may_hold_any_line_separator(queue: Queue) -> None:
     """Raw in JSON they are allowed, and Python takes them for ends of lines."""
     queue.publish("a")
-    path = entry(messages_of(queue).path, 2)
+    path = entry(queue, 2)
     path.write_text(
         '{"commitInfo":{"timestamp":1,"operation":"WRITE","userMetadata":"a\u2028b\u2029c\x85d"}}\n',
         encoding="utf-8",
@@ -351,13 +337,6 @@ def there_and_back(path: str) -> None:
         DeltaTable(path).restore(version)
 
 
-def counts(queue: Queue, group: str) -> Any:
-    """The group's stats, but for the version of ``messages/``: another engine's commits count
-    there.
-    """
-    return replace(queue.group(group).stats(), latest_version=0)
-
-
 TIDY: dict[str, Callable[[str, str], object]] = {
     "compacted": lambda path, _: DeltaTable(path).optimize.compact(),
     "ordered": lambda path, column: DeltaTable(path).optimize.z_order([column]),
@@ -375,23 +354,19 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
     delta_queue: Make, clock: ManualClock, tidy: str
 ) -> None:
     queue = delta_queue(retention=0, retry_delay=0, retry_jitter=0)
-    worker = again(queue)
-    published, held, first = 0, [], []
+    worker, held = again(queue), list[Lease]()
 
     def publish() -> None:
-        nonlocal published
         foreign(queue, b"foreign")
-        if not published:
-            first.append(messages_of(queue).index().files[0].first)
         queue.publish(["a", "b"])
-        published += 3
 
     def take() -> None:
         held.append(lease(worker, 1))
 
-    def trim() -> None:
-        clock.advance("1m")
-        queue.sweep()
+    def counts(handle: Queue) -> list[GroupStats]:
+        """Without the version of ``messages/``: another engine's commits count there."""
+        names = [name for name in ("default", "other") if name in queue.groups()]
+        return [replace(handle.group(name).stats(), latest_version=0) for name in names]
 
     steps: list[Callable[[], object]] = [
         publish, take, lambda: held.pop().ack(), take, lambda: held.pop().nack(delay=0), take,
@@ -402,22 +377,16 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
         lambda: held[-1].extend(),  # noqa: PLW0108 - the lease is known only then
         publish, lambda: held.pop().release(), lambda: worker.group("other").seek("latest"),
         queue.sweep,
-        lambda: queue.group().configure(max_failures=7), lambda: index_commits(queue), trim,
+        lambda: queue.group().configure(max_failures=7), lambda: index_commits(queue),
+        lambda: clock.advance("1m"), queue.sweep,
     ]  # fmt: skip
     for step in steps:
         step()
         for handle in (worker, queue):
-            reported = handle.group().ensure().stats()
-            assert (
-                reported.acked
-                + reported.dead_lettered
-                + reported.dead
-                + reported.ready
-                + reported.leased
-                == published
-            )
-        groups = [name for name in ("default", "other") if name in queue.groups()]
-        before = [counts(queue, name) for name in groups]
+            stats = handle.group().ensure().stats()
+            ended = stats.acked + stats.dead_lettered + stats.dead
+            assert ended + stats.ready + stats.leased == handle.stats()["published"]
+        before = counts(queue)
         for name, column in TABLES.items():
             path = f"{queue.path}/{name}"
             if Path(path).exists():
@@ -425,17 +394,14 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
                 TIDY[tidy](path, column)
                 assert DeltaTable(path).to_pyarrow_table().num_rows == rows
         for handle in (queue, worker, again(queue)):
-            assert [counts(handle, name) for name in groups] == before
+            assert counts(handle) == before
     assert sorted(drain(worker)) == [b"a", b"b", b"b", b"foreign"]
     assert drain(again(queue), "other") == []
-    assert [value for value, _ in dead(again(queue))] == [b"a"]
+    assert dead(again(queue)) == [(b"a", "")]
     stats = again(queue).group().stats()
     assert (stats.acked, stats.dead_lettered, queue.stats()["published"]) == (5, 1, 6)
-    assert [event.event for event in queue.trace(first[0]).events] == [
-        "leased",
-        "acked",
-        "skipped",
-    ]
+    events = queue.trace(sequence(1, 0)).events
+    assert [event.event for event in events] == ["leased", "acked", "skipped"]
     queue.publish("later")
     assert drain(queue) == drain(worker, "other") == [b"later"]
 
@@ -453,7 +419,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(
     for value in "abc":
         queue.publish(value)
     checkpoint(messages_of(queue))
-    before = DeltaTable(messages_of(queue).path).version()
+    before = messages(queue).version()
     late = again(queue)
     assert drain(queue) == [b"a", b"b", b"c"]
     clock.advance("1m")
@@ -461,7 +427,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(
     if cleaned:
         index_commits(queue)
         housekeep(queue, keep_versions=2, keep_seconds=0)
-    DeltaTable(messages_of(queue).path).restore(before, ignore_missing_files=True)
+    messages(queue).restore(before, ignore_missing_files=True)
     for handle in (queue, late, again(queue)):
         assert drain(handle) == []
         assert drain(handle, "new") == []
@@ -470,7 +436,7 @@ def test_a_restore_after_a_trim_publishes_nothing_again(
     assert drain(late) == drain(again(queue), "new") == [b"d"]
     clock.advance("1h")
     queue.sweep()
-    assert DeltaTable(messages_of(queue).path).file_uris() == [], (
+    assert messages(queue).file_uris() == [], (
         "the restored entries of files that are gone are trimmed again"
     )
 
@@ -479,10 +445,10 @@ def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue:
     queue.publish(["a", "b", "c"])
     worker = again(queue)
     first = lease(worker, 1)
-    before = DeltaTable(ledgers_of(queue).path).version()
+    before = leases(queue).version()
     first.ack()
     held = lease(worker, 1)
-    DeltaTable(ledgers_of(queue).path).restore(before)
+    leases(queue).restore(before)
     with pytest.raises(errors.LeaseLost):
         held.ack()
     assert queue.group().ack(first.lease_id).settled == 1, "its lease is held again"
@@ -520,18 +486,15 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
     for value in "cde":
         queue.publish(value)
     full.stats()
-    commit = entry(messages_of(queue).path, 3)
+    commit = entry(queue, 3)
     good = commit.read_bytes()
     damaged_by(how, commit)
 
     taken = lease(worker, 10, "w")
-    assert [m.value for m in taken.messages] == [b"a", b"b"], (
-        "what lies before the broken commit goes on"
-    )
+    assert [m.value for m in taken.messages] == [b"a", b"b"], "what lies before it goes on"
     taken.ack()
-    assert drain(full, "full") == [b"a", b"b", b"c", b"d", b"e"], (
-        "and all for a reader that had read it before"
-    )
+    everything = [b"a", b"b", b"c", b"d", b"e"]
+    assert drain(full, "full") == everything, "and all for a reader that had read it before"
     calls: list[Callable[[], object]] = [
         lambda: worker.group("w").lease("w"),
         worker.stats,
@@ -544,13 +507,8 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
         with pytest.raises(errors.CorruptLog) as caught:
             call()
         assert caught.value.version == 3
-        for part in (
-            "commit 3",
-            messages_of(queue).path,
-            "_delta_log/00000000000000000003.json",
-            "backup",
-            GIVEN_UP.strip(),
-        ):
+        place = messages_of(queue).path, "_delta_log/00000000000000000003.json"
+        for part in ("commit 3", *place, "backup", GIVEN_UP.strip()):
             assert part in str(caught.value)
         assert "unknown>" not in str(caught.value), "no stack of another language"
 
@@ -560,32 +518,22 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
     assert drain(worker, "w") == [b"c", b"d", b"e"]
 
 
-def test_a_broken_commit_without_a_backup_can_be_given_up(queue: Queue) -> None:
-    for value in "abc":
-        queue.publish(value)
-    entry(messages_of(queue).path, 2).write_bytes(b"{")
-    entry(messages_of(queue).path, 2).write_text(GIVEN_UP)
-    queue.publish("d")
-    assert drain(again(queue)) == [b"a", b"c", b"d"]
-    assert queue.sweep().indexed_commits == 5
-
-
 def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: Queue) -> None:
     queue.publish("a")
     queue.publish("b")
     reader, publisher = again(queue), queue
     reader.stats()
-    good = entry(messages_of(queue).path, 2).read_bytes()
-    entry(messages_of(queue).path, 2).unlink()
+    good = entry(queue, 2).read_bytes()
+    entry(queue, 2).unlink()
     for call in (reader.stats, lambda: publisher.publish("x"), lambda: publisher.publish("x")):
         with pytest.raises(errors.CorruptLog, match=r"commit 2 of .* is missing from its log"):
             call()
-    entry(messages_of(queue).path, 2).write_bytes(good)  # with another time than it had
+    entry(queue, 2).write_bytes(good)  # with another time than it had
     assert reader.stats()["published"] == 2
     assert publisher.publish("c").version == 3
     assert reader.stats()["published"] == 3
 
-    entry(messages_of(queue).path, 3).unlink()
+    entry(queue, 3).unlink()
     again(queue).publish("other")
     with pytest.raises(errors.CorruptLog, match="was replaced after it was read"):
         reader.stats()
@@ -637,29 +585,38 @@ def test_a_broken_checkpoint_is_named(
     (log / "_last_checkpoint").write_text("not JSON")
     assert queue.sweep().indexed_commits == 4, "that one is only a hint"
     (log / "00000000000000000003.checkpoint.parquet").write_bytes(b"PAR1garbage")
-    with pytest.raises(
-        errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"
-    ):
+    named = r"00000000000000000003\.checkpoint\.parquet.*remove it"
+    with pytest.raises(errors.CorruptLog, match=named):
         queue.sweep()
     (log / "_last_checkpoint").write_text('{"version": 3}')
     assert again(queue).stats()["published"] == 3, "all commits are there"
     assert "checkpoint _delta_log/00000000000000000003.checkpoint.parquet" in caplog.text
     (log / "_last_checkpoint").unlink()
-    good = entry(messages_of(queue).path, 0).read_bytes()
-    entry(messages_of(queue).path, 0).unlink()
+    good = entry(queue, 0).read_bytes()
+    entry(queue, 0).unlink()
     for name in ("00000000000000000001", "00000000000000000002"):
         (log / f"{name}.checkpoint.parquet").unlink()
-    with pytest.raises(
-        errors.CorruptLog, match=r"00000000000000000003\.checkpoint\.parquet.*remove it"
-    ):
+    with pytest.raises(errors.CorruptLog, match=named):
         again(queue)
-    entry(messages_of(queue).path, 0).write_bytes(good)
+    entry(queue, 0).write_bytes(good)
     (log / "00000000000000000003.checkpoint.parquet").unlink()
     assert drain(again(queue)) == [b"a", b"b", b"c"]
     queue.sweep()
 
 
+def break_pages(path: Path) -> None:
+    """Write a file again in snappy pages, of which the first one is no snappy."""
+    sink = pa.BufferOutputStream()
+    rows = pq.ParquetFile(path).read()
+    pq.write_table(rows, sink, compression="snappy", use_dictionary=False)
+    data = bytearray(sink.getvalue())
+    _, page = decode(bytes(data), 4)
+    data[page : page + 5] = b"\xff" * 5
+    path.write_bytes(data)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no snappy": break_pages,
     "missing": lambda path: path.unlink(),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-10]),
     "empty": lambda path: path.write_bytes(b""),
@@ -742,7 +699,7 @@ def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue
     assert again(queue).stats()["published"] == 2
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "no snappy"])
 def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
     queue: Queue, limits: Limits, damage: str
 ) -> None:
@@ -750,11 +707,7 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
     queue.publish(["a", "b"])
     for name in ("broken", "sound"):
         lease(queue, 1, name).ack()
-    (path,) = (
-        path
-        for path in Path(ledgers_of(queue).path, "consumer_group=broken").iterdir()
-        if path.name in _live(queue)
-    )
+    (path,) = (Path(uri) for uri in leases(queue).file_uris() if "consumer_group=broken" in uri)
     DAMAGE[damage](path)
     fresh = again(queue)
     for call in (
@@ -780,32 +733,24 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
     fresh.sweep()
 
 
-def _live(queue: Queue) -> set[str]:
-    return {uri.rpartition("/")[2] for uri in DeltaTable(ledgers_of(queue).path).file_uris()}
-
-
 @pytest.mark.parametrize("how", ["deleted", "truncated"])
 def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_reported(
     queue: Queue, how: str
 ) -> None:
     queue.publish(["a", "b", "c"])
     lease(queue, 1).ack()
-    broken = DeltaTable(ledgers_of(queue).path).version() + 1
+    broken = leases(queue).version() + 1
     lease(queue, 1).ack()
-    damaged_by(how, entry(ledgers_of(queue).path, broken))
-    for call in (lambda: again(queue), lambda: again(queue)):
-        with pytest.raises(errors.CorruptLog) as caught:
-            call()
-        assert caught.value.version == broken
-        for part in (
-            f"commit {broken} of {ledgers_of(queue).path}",
-            "backup",
-            "stop the workers",
-            "all later ones",
-        ):
-            assert part in str(caught.value)
+    damaged_by(how, entry(queue, broken, "leases"))
+    with pytest.raises(
+        errors.CorruptLog, match=f"commit {broken} of {ledgers_of(queue).path}"
+    ) as caught:
+        again(queue)
+    assert caught.value.version == broken
+    for part in ("backup", "stop the workers", "all later ones"):
+        assert part in str(caught.value)
     for version in (broken, broken + 1):
-        entry(ledgers_of(queue).path, version).unlink(missing_ok=True)
+        entry(queue, version, "leases").unlink(missing_ok=True)
     worker = again(queue)
     assert worker.group().stats().acked == 1
     assert drain(worker) == [b"b", b"c"], "what was settled since comes again"
@@ -816,7 +761,7 @@ def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_reported(queue:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
     held = lease(queue, 1)
-    entry(ledgers_of(queue).path, DeltaTable(ledgers_of(queue).path).version()).unlink()
+    entry(queue, leases(queue).version(), "leases").unlink()
     with pytest.raises(errors.CorruptLog, match=r"commit 4 of .* is missing from its log"):
         held.ack()
     again(queue).group("other").ensure()  # another commit of that number
@@ -825,7 +770,7 @@ def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_reported(queue:
     assert drain(again(queue)) == [b"b"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "no snappy"])
 def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage: str) -> None:
     queue.publish("a")
     index_commits(queue)
@@ -888,13 +833,9 @@ def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(
     worker = again(queue)
     held = lease(worker, 1)
     path = str(Path(queue.path, which))
-    commit = entry(path, DeltaTable(path).version() + 1)
-    commit.write_text(
-        json.dumps({"commitInfo": {"timestamp": 0}})
-        + "\n"
-        + json.dumps({"protocol": UPGRADE})
-        + "\n"
-    )
+    commit = entry(queue, DeltaTable(path).version() + 1, which)
+    actions = ({"commitInfo": {"timestamp": 0}}, {"protocol": UPGRADE})
+    commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
     calls: list[Callable[[], object]] = [lambda: again(queue)]
     calls += (
         [lambda: worker.publish("x"), messages_of(worker).index]
@@ -915,7 +856,7 @@ def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> N
            "stats": '{"numRecords": 1, "nullCount": {"deliver_at": 1, "expires_at": '
                     '1}}'}  # fmt: skip
     pq.write_table(pa.table({"value": [b"x"]}), Path(messages_of(queue).path, "part-x.parquet"))
-    entry(messages_of(queue).path, 2).write_text(
+    entry(queue, 2).write_text(
         json.dumps({"commitInfo": {"timestamp": 10**17}}) + "\n" + json.dumps({"add": add}) + "\n"
     )
     queue.publish("b")
