@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
@@ -18,9 +17,10 @@ import pytest
 from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
 from support.handles import again, until
+from support.having import having
 from support.limits import Limits
-from support.tables import as_in_a_store, group_ledger_of, ledgers_of
-from support.working import working
+from support.tables import as_in_a_store, ledgers_of
+from support.working import leave_heartbeat, working
 
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import NotAQueue
@@ -55,17 +55,19 @@ def look_often(limits: Limits) -> None:
     limits(heartbeat_look=0.005)
 
 
+class HeldHandler:
+    """A handler that waits until it may leave."""
+
+    def __init__(self) -> None:
+        self.inside, self.leave = threading.Event(), threading.Event()
+
+    def __call__(self, _: Any) -> None:
+        self.inside.set()
+        self.leave.wait(30)
+
+
 def files_of(queue: Queue) -> list[str]:
     return [file.path for file in ledgers_of(queue).files.list_all("_workers")]
-
-
-def kill(group: ConsumerGroup, byte_store: ByteStore, **options: Any) -> None:
-    """Run a worker that leaves its file, as one does that is killed."""
-    with working(group, **options):
-        files = group_ledger_of(group).ledgers.files
-        until(lambda: files.list_all(f"_workers/{group.name}"))
-        byte_store.on("delete", act=lambda _: None, of="leases")
-    byte_store.clear()
 
 
 def states(group: ConsumerGroup) -> dict[str, str]:
@@ -117,34 +119,27 @@ def test_a_worker_writes_once_in_30_seconds(
 
 
 def test_a_longer_interval_is_kept_and_delays_the_state_gone(
-    queue: Queue, clock: LookClock, byte_store: ByteStore
+    queue: Queue, clock: LookClock
 ) -> None:
     group = queue.group().ensure()
     with working(group, heartbeat="10m"):
         until(group.workers)
-        first = group.workers()[0].seen_at
+        (first,) = group.workers()
         clock.advance("9m")
         clock.wait_for_looks()
-        assert group.workers()[0].seen_at == first
-    kill(group, byte_store, heartbeat="10m", worker_id="slow")
-    clock.advance("20m")
-    assert states(group) == {"slow": "idle"}
-    clock.advance("1s")
-    assert states(group) == {"slow": "gone"}
+        assert group.workers() == [first]
+        assert first.state == "idle"
 
 
 def test_a_killed_worker_is_gone_after_a_minute_and_its_file_after_a_day(
     queue: Queue, clock: ManualClock, byte_store: ByteStore
 ) -> None:
     group, seen = queue.group().ensure(), clock()
-    kill(group, byte_store, worker_id="w-1")
+    leave_heartbeat(queue, "default", "w-1")
     clock.advance("1m")
-    assert [(worker.state, worker.processes) for worker in group.workers()] == [("idle", 1)]
-    clock.advance("4m")
-    (found,) = group.workers()
-    assert (found.state, found.processes, found.seen_at) == ("gone", 0, seen)
-    queue.sweep()
-    assert states(group) == {"w-1": "gone"}
+    assert group.workers() == [having(state="idle", processes=1)]
+    clock.advance("1s")
+    assert group.workers() == [having(state="gone", processes=0, seen_at=seen)]
     clock.advance("23h")
     byte_store.advance(24 * 3600 - 60)  # the files of a disk have the machine's time
     again(queue).sweep()
@@ -158,41 +153,29 @@ def test_a_killed_worker_is_gone_after_a_minute_and_its_file_after_a_day(
 def test_a_worker_in_a_handler_is_busy_also_without_a_lease(
     queue: Queue, clock: ManualClock
 ) -> None:
-    group = queue.group().ensure()
+    group, handler = queue.group().ensure(), HeldHandler()
     queue.publish(["a"])
-    inside, leave = threading.Event(), threading.Event()
-
-    def handle(_: Any) -> None:
-        inside.set()
-        leave.wait(30)
-
-    with working(group, handle, worker_id="w-1", ack="on_receive"):
-        assert inside.wait(30)
+    with working(group, handler, worker_id="w-1", ack="on_receive"):
+        assert handler.inside.wait(30)
         until(group.workers)
         clock.advance("30s")
         until(lambda: group.workers()[0].seen_at == clock())
-        assert [(worker.state, worker.leases) for worker in group.workers()] == [("busy", 0)]
-        leave.set()
+        assert group.workers() == [having(state="busy", leases=0)]
+        handler.leave.set()
 
 
 def test_a_lease_shows_a_worker_without_a_heartbeat(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b"])
     group = queue.group()
-    lease = group.lease("own-loop", visibility_timeout="1m")
-    assert lease is not None
-    (worker,) = group.workers()
-    seen = worker.state, worker.messages, worker.since, worker.seen_at
-    assert seen == ("busy", 1, clock(), None)
+    assert group.lease("own-loop", visibility_timeout="1m") is not None
+    assert group.workers() == [having(state="busy", messages=1, since=clock(), seen_at=None)]
     clock.advance("2m")
-    (worker,) = group.workers()
-    assert (worker.state, worker.leases, worker.messages) == ("gone", 0, 0)
+    assert group.workers() == [having(state="gone", leases=0, messages=0)]
 
 
-def test_workers_of_one_name_are_one_row_and_counted(
-    queue: Queue, clock: ManualClock, byte_store: ByteStore
-) -> None:
+def test_workers_of_one_name_are_one_row_and_counted(queue: Queue, clock: ManualClock) -> None:
     group = queue.group().ensure()
-    kill(group, byte_store, worker_id="same")
+    leave_heartbeat(queue, "default", "same")
     clock.advance("5m")
     with (
         working(group, worker_id="same"),
@@ -235,9 +218,10 @@ def test_a_store_that_refuses_heartbeats_does_not_disturb_the_work(
             assert len(refused) == number, "one try in an interval"
             clock.advance("30s")
             until(lambda number=number: len(refused) == number + 1)
-    found = [record for record in caplog.records if "heartbeat" in record.getMessage()]
-    assert [one.levelname for one in found] == ["INFO"] + ["DEBUG"] * (len(refused) - 1)
-    assert "Permission denied" in found[0].getMessage()
+    first, *others = [r for r in caplog.records if "heartbeat" in r.getMessage()]
+    assert "Permission denied" in first.getMessage()
+    assert first.levelname == "INFO"
+    assert [record.levelname for record in others] == ["DEBUG"] * (len(refused) - 1)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
@@ -269,16 +253,14 @@ def names_of_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
 
-def test_in_an_object_store_only_a_given_interval_writes(
-    delta_queue: Make, byte_store: ByteStore
-) -> None:
+def test_in_an_object_store_only_a_given_interval_writes(delta_queue: Make) -> None:
     queue = as_in_a_store(delta_queue())
     group = queue.group().ensure()
     with working(group):
         queue.publish(["a"])
         until(lambda: group.stats().acked == 1)
         assert "spark_mq heartbeat" not in names_of_threads()
-    kill(group, byte_store, heartbeat="30s", worker_id="killed")
+    leave_heartbeat(queue, "default", "killed")
     (file,) = files_of(queue)
     os.utime(f"{queue.path}/leases/{file}", (0, 0))
     queue.sweep()
@@ -301,69 +283,58 @@ def test_no_file_without_a_heartbeat_or_in_a_short_run(
     assert not [path for path in written if path.startswith("_workers/")]
 
 
-def test_a_dropped_group_has_no_workers_left(queue: Queue, byte_store: ByteStore) -> None:
-    group, other = queue.group("a").ensure(), queue.group("b").ensure()
-    kill(group, byte_store)
-    kill(other, byte_store)
+def test_a_dropped_group_has_no_workers_left(queue: Queue) -> None:
+    for name in ("a", "b"):
+        queue.group(name).ensure()
+        leave_heartbeat(queue, name, "w")
     queue.drop_group("a")
-    assert [path.split("/")[1] for path in files_of(queue)] == ["b"]
+    assert files_of(queue) == ["_workers/b/w.json"]
     assert queue.group("a").ensure().workers() == []
 
 
 def test_a_worker_does_not_make_a_deleted_queue_again(tmp_path: Path, clock: LookClock) -> None:
     queue = Queue.create(tmp_path / "queue", clock=clock, durable=False)
-    group, inside, leave = queue.group().ensure(), threading.Event(), threading.Event()
+    handler = HeldHandler()  # meanwhile the worker does not look at the queue
     queue.publish(["a"])
 
-    def handle(_: Any) -> None:
-        inside.set()
-        leave.wait(30)  # meanwhile the worker does not look at the queue
-
     def drop_below_a_worker() -> None:
-        with working(group, handle):
-            assert inside.wait(30)
+        with working(queue.group(), handler):
+            assert handler.inside.wait(30)
             until(lambda: files_of(queue))
             Queue.drop_at(tmp_path / "queue", "queue")
             clock.advance("1m")
             clock.wait_for_looks()
             assert not (tmp_path / "queue").exists()
-            leave.set()
+            handler.leave.set()
 
     with pytest.raises(NotAQueue):
         drop_below_a_worker()
 
 
-GOOD = {
-    "worker_id": "w", "host": "h", "process_id": 1, "version": "1", "started_at": 0, "seen_at": 0,
-    "interval": 30_000_000, "state": "idle", "settled": 0,
-}  # fmt: skip
+WRONG_FILES = [b"", b"{", b"[]", b"null", b"\xff", b"[" * 4_000, b"{}"]
+WRONG_FACTS = [
+    {"seen_at": "now"}, {"seen_at": 2**62}, {"seen_at": True}, {"host": None}, {"host": "x" * 5_000}
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"{", b"[]", b"null", b"\xff", b"[" * 4_000, b"{}",
-        json.dumps({**GOOD, "seen_at": "now"}).encode(),
-        json.dumps({**GOOD, "seen_at": 2**62}).encode(),
-        json.dumps({**GOOD, "seen_at": True}).encode(),
-        json.dumps({**GOOD, "host": None}).encode(),
-        json.dumps({**GOOD, "host": "x" * 5_000}).encode(),
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_read_is_left_out(queue: Queue, content: bytes) -> None:
-    group, files = queue.group().ensure(), ledgers_of(queue).files
-    files.write("_workers/default/bad.json", content)
+def test_a_file_that_cannot_be_read_is_left_out(queue: Queue) -> None:
+    group = queue.group().ensure()
+    for number, content in enumerate(WRONG_FILES):
+        ledgers_of(queue).files.write(f"_workers/default/{number}.json", content)
+    for number, facts in enumerate(WRONG_FACTS):
+        leave_heartbeat(queue, "default", f"wrong fact {number}", **facts)
     assert group.workers() == []
-    files.write("_workers/default/good.json", json.dumps({**GOOD, "more": 1}).encode())
-    assert states(group) == {"w": "gone"}
+    leave_heartbeat(queue, "default", "w", of_a_later_version=1)
+    assert states(group) == {"w": "idle"}
     group.workers().to_arrow()
 
 
 def test_checks_backups_recovery_and_vacuum_leave_the_files_alone(
-    delta_queue: Make, tmp_path: Path, clock: ManualClock, byte_store: ByteStore
+    delta_queue: Make, tmp_path: Path, clock: ManualClock
 ) -> None:
     queue = delta_queue()
-    kill(queue.group().ensure(), byte_store, worker_id="w-1")
+    queue.group().ensure()
+    leave_heartbeat(queue, "default", "w-1")
     assert not again(queue).health().problems
     (file,) = files_of(queue)
     gone = DeltaTable(f"{queue.path}/leases").vacuum(
