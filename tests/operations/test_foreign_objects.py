@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.handles import lease
+from support.having import having
 
 from spark_mq import Lease, Queue, ReceivedMessage, Reject, Retry, WorkSummary
 from spark_mq.errors import InvalidHandlerResult, InvalidPayload
@@ -51,6 +52,9 @@ ENDS = [
     SystemExit(0), SystemExit("done"), GeneratorExit(), asyncio.CancelledError(), OwnEnd("x"),
 ]  # fmt: skip
 EACH_END = pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{type(end).__name__} {end}")
+EACH_ERROR = pytest.mark.parametrize(
+    "wrong", [OddError("x"), *ENDS], ids=lambda error: type(error).__name__
+)
 
 
 def work(
@@ -77,10 +81,33 @@ def once_each(max_delivery_attempts: int = 1) -> Queue:
     return queue
 
 
-def letters(queue: Queue) -> list[tuple[bytes, str]]:
+def letters(queue: Queue) -> dict[bytes, str]:
+    """Return the error of each dead letter, by its value."""
     queue.sweep()
     table = queue.list_dead_letters()
-    return list(zip(table["value"].to_pylist(), table["error"].to_pylist(), strict=True))
+    return dict(zip(table["value"].to_pylist(), table["error"].to_pylist(), strict=True))
+
+
+def on_bad(error: BaseException) -> Callable[[ReceivedMessage], None]:
+    """Return a handler that raises an error for the message "bad"."""
+
+    def call(message: ReceivedMessage) -> None:
+        if message.value == b"bad":
+            raise error
+
+    return call
+
+
+def error_in_letter(kind: str, call: Callable[[ReceivedMessage], Any]) -> str:
+    """Work with a handler that must fail for "bad" alone. Return the error of its letter."""
+    queue = once_each()
+    summary = WorkSummary()
+    with suppress(BaseException):  # pytest itself could not look at some of them
+        summary = work(queue, kind, call)
+    assert summary == having(acked=2, nacked=1, failed=1)
+    ((value, error),) = letters(queue).items()
+    assert value == b"bad"
+    return error
 
 
 # -- what a handler raises
@@ -90,27 +117,15 @@ def letters(queue: Queue) -> list[tuple[bytes, str]]:
 def test_an_error_without_a_text_is_a_failure_of_its_message(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = once_each()
-
-    def call(message: ReceivedMessage) -> None:
-        if message.value == b"bad":
-            raise OddError("bad")
-
-    summary = work(queue, kind, call)
-    assert (summary.acked, summary.nacked, summary.failed) == (2, 1, 1)
-    ((value, error),) = letters(queue)
-    assert value == b"bad"
+    error = error_in_letter(kind, on_bad(OddError("bad")))
     assert error == "OddError: (OddError without a text: its str() raised AttributeError)"
     assert error in caplog.text, "with its traceback"
 
 
 @KINDS
 def test_with_raise_the_error_itself_ends_the_loop(kind: str) -> None:
-    def call(_: ReceivedMessage) -> None:
-        raise OddError("bad")
-
     with pytest.raises(OddError):
-        work(once_each(), kind, call, on_error="raise")
+        work(once_each(), kind, on_bad(OddError("bad")), on_error="raise")
 
 
 @KINDS
@@ -123,21 +138,14 @@ def test_an_error_that_cannot_be_looked_at_is_a_failure_of_its_message(
         raise SystemExit(0)
 
     sealed = type("Sealed", (Exception,), {name: property(fail)})
-    queue = once_each()
 
     def call(message: ReceivedMessage) -> None:
-        if message.value != b"bad":
-            return
-        if as_cause:
+        if message.value == b"bad" and as_cause:
             raise ValueError("bad") from sealed("inner")
-        raise sealed("bad")
+        if message.value == b"bad":
+            raise sealed("bad")
 
-    summary = WorkSummary()
-    with suppress(BaseException):  # pytest itself could not look at it
-        summary = work(queue, kind, call)
-    assert (summary.acked, summary.nacked, summary.failed) == (2, 1, 1)
-    ((value, error),) = letters(queue)
-    assert value == b"bad"
+    error = error_in_letter(kind, call)
     assert error.endswith("ValueError: bad" if as_cause else "Sealed: bad")
 
 
@@ -146,16 +154,8 @@ def test_an_error_that_cannot_be_looked_at_is_a_failure_of_its_message(
 def test_what_would_end_a_program_is_a_failure_of_its_message(
     kind: str, end: BaseException
 ) -> None:
-    queue = once_each()
-
-    def call(message: ReceivedMessage) -> None:
-        if message.value == b"bad":
-            raise end
-
-    summary = work(queue, kind, call)
-    assert (summary.acked, summary.nacked, summary.failed) == (2, 1, 1)
     text = f"RuntimeError: the handler raised {type(end).__name__}: {end}".removesuffix(": ")
-    assert letters(queue) == [(b"bad", text)]
+    assert error_in_letter(kind, on_bad(end)) == text
 
 
 @KINDS
@@ -163,23 +163,16 @@ def test_what_would_end_a_program_is_a_failure_of_its_message(
 def test_with_raise_it_ends_the_loop_with_an_error_that_is_no_silent_end(
     kind: str, end: BaseException
 ) -> None:
-    def call(_: ReceivedMessage) -> None:
-        raise end
-
     with pytest.raises(RuntimeError, match=f"the handler raised {type(end).__name__}") as raised:
-        work(once_each(), kind, call, on_error="raise")
+        work(once_each(), kind, on_bad(end), on_error="raise")
     assert raised.value.__cause__ is end
 
 
 @KINDS
 def test_a_keyboard_interrupt_ends_the_loop(kind: str) -> None:
     queue = once_each()
-
-    def call(_: ReceivedMessage) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        work(queue, kind, call)
+        work(queue, kind, on_bad(KeyboardInterrupt()))
     assert queue.group().stats().dead == 0
 
 
@@ -216,18 +209,12 @@ def test_an_interrupt_in_a_task_of_a_coroutine_ends_the_loop() -> None:
 
 @pytest.mark.slow
 def test_a_child_of_a_process_pool_that_dies_is_a_failure_of_its_message() -> None:
-    queue = once_each()
-
     def call(message: ReceivedMessage) -> None:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
             pool.submit(os._exit if message.value == b"bad" else os.getpgid, 0).result(60)
 
-    summary = work(queue, "message", call)
-    assert (summary.acked, summary.failed) == (2, 1)
-    ((value, error),) = letters(queue)
-    assert value == b"bad"
-    assert error.startswith("BrokenProcessPool: ")
+    assert error_in_letter("message", call).startswith("BrokenProcessPool: ")
 
 
 def _leave(path: str) -> None:
@@ -246,9 +233,7 @@ def test_a_process_that_ends_itself_leaves_its_lease_to_expire_as_a_failure(
     assert process.exitcode == 0
     assert queue.group().stats().leased == 1
     clock.advance("5m")
-    ((value, error),) = letters(queue)
-    assert value == b"bad"
-    assert "expired" in error
+    assert "expired" in letters(queue)[b"bad"]
 
 
 # -- what a handler returns or decides
@@ -280,7 +265,7 @@ def test_a_row_with_an_odd_value_is_a_failure_of_its_message(column: str) -> Non
     queue = once_each()
     summary = queue.group().work(rows_with(column), mode="batch", until="settled")
     assert (summary.acked, summary.nacked) == (2, 1)
-    assert [value for value, _ in letters(queue)] == [b"bad"]
+    assert letters(queue).keys() == {b"bad"}
 
 
 def test_a_text_of_a_class_of_the_user_is_plain_text_in_a_letter() -> None:
@@ -293,7 +278,7 @@ def test_a_text_of_a_class_of_the_user_is_plain_text_in_a_letter() -> None:
 
     queue = once_each()
     queue.group().work(rows_with("error", Text("odd")), mode="batch", until="settled")
-    assert letters(queue) == [(b"bad", "odd")]
+    assert letters(queue) == {b"bad": "odd"}
 
 
 @pytest.mark.parametrize("column", ["sequence", "delay"])
@@ -302,11 +287,9 @@ def test_a_row_that_names_nothing_ends_the_loop_with_an_error_that_has_a_text(co
         once_each().group().work(rows_with(column), mode="batch", until="settled")
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["message", "async"])
 @pytest.mark.parametrize("decision", [Retry, Reject])
 def test_a_decision_may_have_any_reason(kind: str, decision: Any) -> None:
-    if kind == "batch":
-        pytest.skip("a handler of leases decides by rows")
     queue = once_each()
 
     def call(message: ReceivedMessage) -> Any:
@@ -319,12 +302,9 @@ def test_a_decision_may_have_any_reason(kind: str, decision: Any) -> None:
         except OddError:
             raise decision from None
 
-    summary = work(queue, kind, call)
-    assert summary.failed == 0
-    assert {value for value, _ in letters(queue)} == {b"a", b"bad", b"c"}
-    assert {error.partition(" without")[0] for _, error in letters(queue)} == {
-        "(Odd", "OddError: (OddError"
-    }  # fmt: skip
+    assert work(queue, kind, call).failed == 0
+    errors = {value: error.partition(" without")[0] for value, error in letters(queue).items()}
+    assert errors == {b"a": "(Odd", b"bad": "OddError: (OddError", b"c": "OddError: (OddError"}
 
 
 @pytest.mark.parametrize("mode", ["message", "batch"])
@@ -361,37 +341,33 @@ def test_run_batch_settles_or_raises_what_ends_a_program(end: BaseException) -> 
     assert len(letters(queue)) == 3
 
 
-@pytest.mark.parametrize("wrong", [OddError("x"), *ENDS], ids=lambda one: type(one).__name__)
-def test_a_transform_that_fails_oddly_leaves_its_letter(wrong: BaseException) -> None:
+@pytest.fixture
+def dead() -> Queue:
+    """A queue with three dead letters."""
     queue = once_each(5)
     lease(queue, 3).reject(error="bad")
     queue.sweep()
+    return queue
 
+
+@EACH_ERROR
+def test_a_transform_that_fails_oddly_leaves_its_letter(dead: Queue, wrong: BaseException) -> None:
     def repair(message: ReceivedMessage) -> bytes:
-        if message.value == b"bad":
-            raise wrong
+        on_bad(wrong)(message)
         return message.value + b"!"
 
-    done = queue.redrive(transform=repair)
+    done = dead.redrive(transform=repair)
     assert (done.messages, done.failed) == (2, 1)
     ((text, count),) = done.failures.items()
-    assert count == 1
-    assert type(wrong).__name__ in text
+    assert (type(wrong).__name__ in text, count) == (True, 1)
 
 
-def test_a_transform_passes_an_interrupt_on() -> None:
-    queue = once_each(5)
-    lease(queue, 3).reject(error="bad")
-    queue.sweep()
-
-    def repair(_: ReceivedMessage) -> bytes:
-        raise KeyboardInterrupt
-
+def test_a_transform_passes_an_interrupt_on(dead: Queue) -> None:
     with pytest.raises(KeyboardInterrupt):
-        queue.redrive(transform=repair)
+        dead.redrive(transform=on_bad(KeyboardInterrupt()))
 
 
-@pytest.mark.parametrize("wrong", [OddError("x"), *ENDS], ids=lambda one: type(one).__name__)
+@EACH_ERROR
 @pytest.mark.parametrize("mode", ["message", "batch"])
 def test_a_replay_counts_what_fails_oddly(mode: str, wrong: BaseException) -> None:
     queue = once_each(5)
