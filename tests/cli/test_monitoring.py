@@ -148,26 +148,3 @@ def test_the_text_is_what_prometheus_client_makes_of_the_collector(tmp_path: Pat
     theirs = list(parse(client.generate_latest(registry).decode()))
     assert list(parse(exposition(looks).decode())) == theirs
     assert len(theirs) > 12
-
-
-def test_a_lane_is_no_label_and_unordered_groups_have_no_lanes(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "q", durable=False, lanes=8, retry_delay="15m")
-    queue.publish([Message("a", key=f"k{n % 20}", priority=n % 2) for n in range(100)])
-    queue.group("plain").ensure()
-    group = queue.group("keyed")
-    group.configure(order="key")
-    lease = group.lease("w")
-    lease.nack([lease.messages[0].sequence])
-    text = exposition({queue.path: queue.describe(lanes=True)}).decode()
-    samples = [line for line in text.splitlines() if not line.startswith("#")]
-    path = queue.path
-    assert f'spark_mq_backlog_messages{{queue="{path}",group="plain",priority="1"}} 50' in samples
-    assert f'spark_mq_lanes_held_back{{queue="{path}",group="keyed"}} 1' in samples
-    (held,) = (lane for lane in group.lanes(None) if lane.held_by)
-    name = f'spark_mq_held_back_messages{{queue="{path}",group="keyed"}}'
-    assert f"{name} {held.held_back}" in samples
-    assert held.held_back > 1
-    names = [line.partition("{")[0] for line in samples]
-    assert len([name for name in names if "lane" in name or "held" in name]) == 3
-    plain = exposition({queue.path: queue.describe()}).decode()
-    assert "spark_mq_backlog_messages" not in plain

@@ -181,6 +181,9 @@ def test_new_queues_are_found_after_ten_seconds(shop: Path) -> None:
     assert len(monitor.queues()) == 2
     now = 11.0
     assert len(monitor.queues()) == 3
+    Queue.create(shop / "fourth", durable=False)
+    now = 13.0
+    assert monitor.overview("fourth").published == 0, "at once if it is asked for"
 
 
 ROWS = [

@@ -77,11 +77,6 @@ def test_without_a_queue_the_page_says_how_to_create_one(visit: Visit) -> None:
     assert "spark-mq queue create" in get(visit(), "/").text
 
 
-def test_a_queue_that_is_the_path_itself_has_its_name(queue: Queue) -> None:
-    overviews = QueueMonitor(queue.path)
-    assert overviews.queues() == {"orders": queue.path}
-
-
 def test_states_are_drawn_as_wide_as_their_share(visit: Visit, queue: Queue) -> None:
     queue.publish(["more"] * 5)
     page = get(visit(), "/queue/orders", part="live")
@@ -186,6 +181,16 @@ def test_pages_are_as_they_were_approved(
         # An interval may end during the test, so that there are messages in two.
         texts[f"{answer.status_code} {address}"] = re.sub(r"\d+( in \w+)? at most", "N", text)
     assert_approved(APPROVED, texts.items())
+
+
+def test_metrics_are_as_they_were_approved(visit: Visit, shop: Queue, tmp_path: Path) -> None:
+    """What Prometheus makes of them, tests/cli/test_monitoring.py shows."""
+    answer = visit().get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    text = without_what_varies(answer.text, tmp_path)
+    text = re.sub(r"(?m)^(spark_mq_\w*(?:seconds|bytes)\w*{.*}) .*$", r"\1 N", text)
+    text = re.sub(r"(?m)^\w+(_bucket{.*|{.*group=.*} 0)\n", "", text)
+    assert_approved(APPROVED.with_name("metrics.txt"), [("/metrics", text)])
 
 
 UNTIL = datetime(2026, 1, 31, 12, 30, 20, tzinfo=UTC)
@@ -432,20 +437,13 @@ def test_a_group_shows_idle_workers_and_those_that_are_gone(visit: Visit, queue:
 
 def test_messages_are_found_by_sequence_id_key_and_state(visit: Visit, queue: Queue) -> None:
     client, address = visit(), "/messages/orders"
-    sequence = sequence_of(queue, "bad")
 
     def found(**query: Any) -> set[str]:
-        text = get(client, address, **query).text
-        return set(re.findall(r"id-(\w+)", text)) - {query.get("id", "id-")[3:]}
+        return set(re.findall(r"key-(\w+)", get(client, address, **query).text))
 
-    assert found() == {"acked", "nacked", "bad", "leased", "unread"}
-    assert found(sequence=sequence) == {"bad"}
-    assert found(sequence=sequence + 1_000) == set()
-    assert found(key="key-leased") == {"leased"}
-    assert "key-leased" in get(client, address, id="id-leased").text
+    assert found(sequence=sequence_of(queue, "bad") + 1_000) == set()
+    assert found(key="key-leased") == found(id="id-leased") == {"leased"}
     assert found(group="billing", state="dead") == {"bad"}
-    assert found(group="billing", state="delayed") == {"nacked"}
-    assert "group" in get(client, address, 400, state="dead").text
     assert "digits" in get(client, address, 400, sequence="-1").text
     assert get(client, address, 400, after="9" * 30)
     assert get(client, address, 400, group="billing", state="nope")
@@ -456,11 +454,7 @@ def test_a_sequence_is_shown_and_found_as_version_and_row(visit: Visit, queue: Q
     assert (show_sequence(sequence), show_sequence(2**32 - 1)) == ("1:2", "before 1:0")
     page = get(client, "/messages/orders", sequence="1:2")
     assert ("span", {"title": str(sequence)}) in page.tags
-    assert "1:2" in page.texts
     assert f"/message/orders?sequence={sequence}" in page.links()
-    message = get(client, "/message/orders", sequence="1:2")
-    assert "Message 1:2" in message.texts
-    assert str(sequence) in message.texts, "to paste it elsewhere"
     for wrong in ("1:", ":2", "1:4294967296", "1:2:3", f"{2**31}:0", "٣:0"):
         assert "sequence" in get(client, "/messages/orders", 400, sequence=wrong).text
 
@@ -502,22 +496,15 @@ def test_a_payload_is_shown_as_json_text_or_bytes(
     assert shown in text
 
 
-def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
-    visit: Visit, queue: Queue
-) -> None:
+def test_a_dry_run_selects_dead_letters_and_changes_nothing(visit: Visit, queue: Queue) -> None:
     client = visit()
     assert "Dead, waiting for a sweep 1 " in get(client, "/letters/orders").text
     queue.sweep()
     before = queue.dead_letters.describe().version, queue.describe().version
-    page = get(client, "/letters/orders")
-    (link,) = [link for link in page.links() if "find=" in link]
-    assert "shape=" in link
-    trial = client.get(link)
-    assert "1 letter would be redriven, 1 to group billing." in trial.text
-    assert "Redrive them" not in trial.text
 
-    def select(expect: int = 200, **query: Any) -> Page:
-        return get(client, "/letters/orders", expect, **after_a_visit(client, find=1, **query))
+    def select(expect: int = 200, **query: Any) -> str:
+        given = after_a_visit(client, find=1, **query)
+        return get(client, "/letters/orders", expect, **given).text
 
     sequence = queue.list_dead_letters()["sequence"][0].as_py()
     for query in (
@@ -525,18 +512,17 @@ def test_dead_letters_are_shown_by_reason_and_a_dry_run_changes_nothing(
         {"key_prefix": "key-"}, {"message_id": "id-bad"}, {"since": "2020-01-01T00:00Z"},
         {"until": "2999-01-01T00:00Z"}, {"first": sequence, "last": sequence},
     ):  # fmt: skip
-        assert "1 letter would be redriven" in select(**query).text, query
+        assert "1 letter would be redriven" in select(**query), query
     for query in (
         {"died_in": "audit"}, {"reason": "x' or 1=1"}, {"shape": "bad"}, {"key_prefix": "ey-"},
         {"message_id": "id"}, {"since": "2999-01-01T00:00Z"}, {"until": "2020-01-01T00:00Z"},
         {"first": sequence + 1}, {"last": sequence - 1}, {"without": "died_in"},
     ):  # fmt: skip
-        assert "0 letters would be redriven" in select(**query).text, query
-    assert "soon" in select(400, since="soon").text
+        assert "0 letters would be redriven" in select(**query), query
+    assert "soon" in select(400, since="soon")
     assert select(400, first="x")
     assert select(400, limit=10_001)
     (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
-    assert '"name": "bad"' in get(client, "/letters/orders", letter=letter).text
     assert "not there" in get(client, "/letters/orders", letter=letter + 1).text
     assert get(client, "/letters/orders", count="all")
     assert (queue.dead_letters.describe().version, queue.describe().version) == before
@@ -626,37 +612,6 @@ def test_sweeps_and_health_say_what_is_wrong(visit: Visit, queue: Queue) -> None
     assert (answer.status_code, answer.json()["problems"]) == (503, 1)
 
 
-def test_metrics_are_what_prometheus_reads(visit: Visit, queue: Queue, tmp_path: Path) -> None:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    second = Queue.create(tmp_path / "queues" / "second", durable=False)
-    second.publish("a")
-    second.group("g").lease("w")
-    answer = visit().get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    families = [*text_string_to_metric_families(answer.text)]
-    types = {family.name: family.type for family in families}
-    assert len(types) == len(families)
-    assert types["spark_mq_settled"] == "counter"
-    found = {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-    }
-
-    def value(name: str, path: str, **labels: str) -> float:
-        return found[name, frozenset({"queue": path, **labels}.items())]
-
-    assert value("spark_mq_up", queue.path) == 1
-    for state in ("ready", "delayed", "leased", "dead"):
-        assert value("spark_mq_messages", queue.path, group="billing", state=state) == 1
-    assert value("spark_mq_messages", second.path, group="g", state="leased") == 1
-    assert value("spark_mq_settled_total", queue.path, group="audit", outcome="acked") == 5
-    assert value("spark_mq_published_total", queue.path) == 5
-    assert value("spark_mq_blocked", queue.path, group="billing") == 0
-    assert value("spark_mq_oldest_lease_age_seconds", queue.path, group="billing") >= 0
-
-
 def test_values_are_escaped_on_every_page(visit: Visit, queue: Queue) -> None:
     message = Message(EVIL, key=EVIL, message_id=EVIL, headers={EVIL: EVIL})
     (sequence,) = queue.publish(message).sequences
@@ -727,6 +682,7 @@ def test_looking_changes_no_file(visit: Visit, queue: Queue) -> None:
 def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
     now = [0.0]
     overviews = QueueMonitor(queue.path, clock=lambda: now[0])
+    assert overviews.queues() == {"orders": queue.path}
     first = overviews.overview("orders")
     queue.publish("new")
     assert overviews.overview("orders") is first
@@ -735,15 +691,6 @@ def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
     queue.publish("newer")
     overviews.forget("orders")
     assert overviews.overview("orders").published == 7
-
-
-def test_a_queue_is_found_at_once_after_it_was_created(queue: Queue) -> None:
-    now = [0.0]
-    overviews = QueueMonitor(str(Path(queue.path).parent), clock=lambda: now[0])
-    assert list(overviews.queues()) == ["orders"]
-    Queue.create(Path(queue.path).parent / "new", durable=False)
-    now[0] = 1.5
-    assert overviews.overview("new").published == 0
 
 
 def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue) -> None:
@@ -766,7 +713,7 @@ def keyed(tmp_path: Path) -> Queue:
         tmp_path / "queues" / "keyed", durable=False, lanes=8, order="key", retry_delay="15m"
     )
     for key in ("a", "b", "c"):
-        queue.publish([Message(f"{key}{n}", key=key, priority=9 * (n < 2)) for n in range(4)])
+        queue.publish([Message(f"{key}{n}", key=key, priority=9 * (n < 3)) for n in range(4)])
     group = queue.group("billing")
     lease = group.lease("worker-7", max_messages=1, visibility_timeout="1h")
     lease.nack([lease.messages[0].sequence], error="no luck")
@@ -795,11 +742,6 @@ def test_a_message_shows_lane_priority_and_why_it_came_back(visit: Visit, keyed:
     life = get(visit(), "/message/keyed", sequence=second, part="life")
     assert "returned" in life.texts
     assert "an earlier message of its key waits" in life.text
-
-
-def test_metrics_have_lanes(visit: Visit, keyed: Queue) -> None:
-    text = visit().get("/metrics").text
-    assert f'spark_mq_lanes_held_back{{queue="{keyed.path}",group="billing"}} 1' in text
 
 
 def test_a_long_key_is_cut_on_all_pages(visit: Visit, tmp_path: Path) -> None:
