@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.handles import Killed, again, die, lease, on_commit
+from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
 from support.people import own_user
 from support.tables import messages_of
 
-from spark_mq import InvalidOption, Message, Queue
-from spark_mq.maintenance import dead_letters
+from spark_mq import InvalidOption, Queue
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
-
-
-def with_dead(queue: Queue, errors: list[str], group: str = "default") -> Queue:
-    """A queue with a letter for each error, whose number is its id."""
-    receipt = queue.publish([Message("x", message_id=f"{n}") for n in range(len(errors))])
-    taken = lease(queue, len(errors), group)
-    for sequence, error in zip(receipt.sequences, errors, strict=True):
-        taken.reject([sequence], error=error)
-    queue.sweep()
-    return queue
 
 
 def left(queue: Queue) -> list[Any]:
@@ -38,13 +27,13 @@ def test_discarded_letters_are_gone_for_each_view_and_no_redrive_finds_them(queu
     with_dead(queue, ["spam", "bad", "spam"])
     trial = queue.discard_dead_letters(where="error = 'spam'", dry_run=True)
     assert (trial.messages, trial.groups) == (2, {"default": 2})
-    assert left(queue) == ["0", "1", "2"], "a dry run changes nothing"
+    assert left(queue) == ["id-0", "id-1", "id-2"], "a dry run changes nothing"
     done = queue.discard_dead_letters(where="error = 'spam'")
     assert done == trial
-    assert left(queue) == ["1"]
+    assert left(queue) == ["id-1"]
     assert queue.describe().dead_letters == 1
     assert [failure.error for failure in queue.failures()] == ["bad"]
-    assert queue.newest_dead_letters()["message_id"].to_pylist() == ["1"]
+    assert queue.newest_dead_letters()["message_id"].to_pylist() == ["id-1"]
     assert queue.redrive().messages == 1
     assert queue.stats()["published"] == 4, "only the other one was published"
     assert queue.discard_dead_letters(where="true").messages == 0
@@ -73,7 +62,7 @@ def test_letters_that_came_after_the_dry_run_stay(queue: Queue) -> None:
 def test_letters_are_counted_by_group(queue: Queue) -> None:
     for name in ("audit", "billing"):
         queue.group(name)
-    with_dead(queue, ["a", "b"], "billing")
+    with_dead(queue, ["a", "b"], group="billing")
     lease(queue, 9, "audit").reject(error="c")
     queue.sweep()
     assert queue.discard_dead_letters(where="true").groups == {"billing": 2, "audit": 2}
@@ -83,10 +72,10 @@ def test_a_condition_that_fails_at_a_later_letter_discards_nothing(
     queue: Queue, limits: Limits
 ) -> None:
     limits(discard_chunk=1)
-    with_dead(queue, ["7", "seven"])
+    with_dead(queue, ["id-7", "seven"])
     with pytest.raises(InvalidOption, match="ConversionException for a message"):
         queue.discard_dead_letters(where="CAST(error AS INT) = 7")
-    assert left(queue) == ["0", "1"]
+    assert left(queue) == ["id-0", "id-1"]
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
@@ -95,27 +84,22 @@ def test_a_killed_discard_is_finished_by_the_next(
 ) -> None:
     queue = with_dead(make(), ["spam", "bad", "spam", "spam"])
     limits(discard_chunk=2)
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+    with monkeypatch.context() as patch:
         on_commit(patch, "dead_letters/leases", at=2, **{dies: die})
-        queue.discard_dead_letters(where="error = 'spam'")
-        pytest.fail("it was to be killed")
+        with pytest.raises(Killed):
+            queue.discard_dead_letters(where="error = 'spam'")
     rest = 2 if dies == "before" else 0
     assert again(queue).discard_dead_letters(where="error = 'spam'").messages == rest
-    assert left(queue) == ["1"]
+    assert left(queue) == ["id-1"]
     assert again(queue).redrive().messages == 1
 
 
-def test_letters_that_a_redrive_holds_are_left_to_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_that_a_redrive_holds_are_left_to_it(make: Make) -> None:
     queue = with_dead(make(), ["a", "b"])
-    with monkeypatch.context() as patch:
-        patch.setattr(dead_letters.Transfer, "_publish", die)
-        with pytest.raises(Killed):
-            queue.redrive(limit=1)
+    die_in_a_redrive(queue, limit=1)
     assert again(queue).discard_dead_letters(where="true").messages == 1
     assert again(queue).redrive().messages == 1
-    assert [message.message_id for message in lease(queue, 9).messages] == ["0"]
+    assert [message.message_id for message in lease(queue, 9).messages] == ["id-0"]
 
 
 def test_a_letter_that_a_redrive_takes_meanwhile_is_published_and_not_counted(
@@ -123,21 +107,16 @@ def test_a_letter_that_a_redrive_takes_meanwhile_is_published_and_not_counted(
 ) -> None:
     queue = with_dead(make(), ["a", "b"])
     other = again(queue)
-    got: list[int] = []
-    on_commit(
-        monkeypatch,
-        "dead_letters/leases",
-        before=lambda: got.append(other.redrive(limit=1).messages),
-    )
+    on_commit(monkeypatch, "dead_letters/leases", before=lambda: other.redrive(limit=1))
     assert queue.discard_dead_letters(where="true").messages == 1
-    assert got == [1]
-    assert [message.message_id for message in lease(queue, 9).messages] == ["0"]
+    assert [message.message_id for message in lease(queue, 9).messages] == ["id-0"]
     assert left(queue) == []
 
 
-def test_letters_of_another_queue_stay(tmp_path: Path, clock: ManualClock) -> None:
-    shared = tmp_path / "shared"
-    Queue.create(shared, clock=clock)
+def test_letters_of_another_queue_stay(
+    delta_queue: Make, tmp_path: Path, clock: ManualClock
+) -> None:
+    shared = delta_queue().path
     one, two = (
         Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock)
         for name in ("one", "two")
@@ -145,7 +124,7 @@ def test_letters_of_another_queue_stay(tmp_path: Path, clock: ManualClock) -> No
     with_dead(one, ["a"])
     with_dead(two, ["b", "c"])
     assert one.discard_dead_letters(where="true").messages == 1
-    assert (left(one), left(two)) == ([], ["0", "1"])
+    assert (left(one), left(two)) == ([], ["id-0", "id-1"])
 
 
 def test_a_letter_without_a_payload_can_be_discarded(delta_queue: Make) -> None:

@@ -4,7 +4,6 @@ between.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import threading
@@ -15,39 +14,24 @@ from typing import Any
 
 import pytest
 from support.arrow_memory import at_most
-from support.handles import Killed, again, die, lease, on_commit, once
+from support.handles import again, lease, on_commit, take
 from support.having import having
+from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
-from support.tables import context_of, messages_of, on_publish
+from support.tables import context_of, messages_of, put_back
 
-from spark_mq import Message, Queue
+from spark_mq import Queue
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.errors import InvalidOption
-from spark_mq.maintenance import dead_letters, redrive
+from spark_mq.maintenance import redrive
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
 
 
-def with_dead(queue: Queue, errors: list[str]) -> Queue:
-    """A queue whose DLQ holds a message for each error, with that as its error and its number as
-    value and id.
-    """
-    receipt = queue.publish([
-        Message(str(n), key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
-        for n in range(len(errors))
-    ])  # fmt: skip
-    taken = lease(queue, len(errors))
-    for seq, error in zip(receipt.sequences, errors, strict=True):
-        taken.reject([seq], error=error)
-    assert queue.sweep().routed == len(errors)
-    return queue
-
-
 def back(queue: Queue) -> list[str]:
     """The values that are there to be leased again, in order."""
-    taken = queue.group().lease("w", max_messages=1000)
-    return [] if taken is None else [m.value.decode() for m in taken.messages]
+    return take(queue.group())
 
 
 def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:
@@ -108,6 +92,7 @@ def test_a_condition_chooses_what_goes_back(queue: Queue, where: str, expected: 
 
 
 def test_a_dry_run_tells_which_and_changes_nothing(queue: Queue) -> None:
+    assert queue.redrive(dry_run=True) == having(messages=0, table=having(num_rows=0))
     with_dead(queue, ["a", "b", "a"])
     reported = queue.redrive(where="error = 'a'", dry_run=True)
     assert reported.messages == 2
@@ -122,12 +107,6 @@ def test_a_limit_takes_the_first(queue: Queue) -> None:
     assert queue.redrive(where="error = 'a'", limit=2).messages == 2
     assert back(queue) == ["0", "2"]
     assert queue.redrive(limit=1).messages == 1
-
-
-def test_an_empty_dead_letter_queue_gives_nothing(queue: Queue) -> None:
-    assert queue.redrive().messages == 0
-    reported = queue.redrive(dry_run=True).table
-    assert reported.num_rows == 0
 
 
 def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
@@ -160,10 +139,7 @@ def test_a_rate_spreads_the_redrive_over_rounds(
 def test_killed_at_any_step_each_goes_back_once(make: Make, at: int, when: str) -> None:
     """Nobody else has the transform of a repair, so its letters are given back if unpublished."""
     queue = with_dead(make(), ["a", "b", "c"])
-    with pytest.MonkeyPatch.context() as patch:
-        on_commit(patch, "", at=at, **{when: die})
-        with pytest.raises(Killed):
-            queue.redrive(transform="value || 'first'")
+    die_in_a_redrive(queue, at, when, transform="value || 'first'")
     second = again(queue).redrive(transform="value || 'second'")
     assert second.messages == (0 if (at, when) == (3, "after") else 3), "what it has finished"
     is_published = at == 3 or (at, when) == (2, "after")
@@ -174,24 +150,22 @@ def test_killed_at_any_step_each_goes_back_once(make: Make, at: int, when: str) 
 def test_two_redrives_at_once_publish_each_once(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = with_dead(make(), ["a", "b", "c"])
+    queue, got = with_dead(make(), ["a", "b", "c"]), list[int]()
     other = again(queue)
-    got: list[int] = []
-    on_commit(
-        monkeypatch,
-        "dead_letters/leases",
-        before=lambda: got.append(other.redrive(limit=2).messages),
-    )
+
+    def overtake() -> None:
+        got.append(other.redrive(limit=2).messages)
+
+    on_commit(monkeypatch, "dead_letters/leases", before=overtake)
     got.append(queue.redrive().messages)
     assert got == [2, 1]
     assert sorted(back(queue)) == ["0", "1", "2"]
 
 
 def test_queues_that_share_a_dead_letter_queue_get_back_their_own(
-    tmp_path: Path, clock: ManualClock
+    delta_queue: Make, tmp_path: Path, clock: ManualClock
 ) -> None:
-    shared = tmp_path / "shared"
-    Queue.create(shared, clock=clock)
+    shared = delta_queue().path
     one, two = (
         Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock)
         for name in ("one", "two")
@@ -231,17 +205,11 @@ def test_old_letters_go_if_their_queue_has_a_hard_retention_and_is_swept() -> No
     assert queue.redrive().messages == 1
 
 
-def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(
-    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a"])
-    with monkeypatch.context() as patch:
-        patch.setattr(dead_letters.Transfer, "_publish", die)
-        with pytest.raises(Killed):
-            queue.redrive()
-    dead = queue.dead_letters
-    index = messages_of(dead).index()
-    messages_of(dead).drop(index.last_sequence)
+def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(delta_queue: Make) -> None:
+    queue = with_dead(delta_queue(), ["a"])
+    die_in_a_redrive(queue)
+    letters = messages_of(queue.dead_letters)
+    letters.drop(letters.index().last_sequence)
     again(queue).redrive()
     assert queue.stats()["published"] == 1, "there was nothing left to publish"
     with_dead(queue, ["b"])
@@ -256,9 +224,7 @@ def test_the_warning_about_dead_messages_names_ten_groups(
     for number in range(12):
         queue.group(f"group-{number:02}").lease("w").reject(error="bad")
     queue.redrive(dry_run=True)
-    (warning,) = [
-        record.getMessage() for record in caplog.records if "left out" in record.getMessage()
-    ]
+    (warning,) = [line for line in caplog.messages if "left out" in line]
     assert "12 dead messages" in warning
     assert "'group-09' and 2 more" in warning
     assert "group-10" not in warning
@@ -275,7 +241,7 @@ def test_a_damaged_letter_is_named_and_the_others_are_redriven(
     file = Path(queue.dead_letters.path, "messages", damaged)
     file.write_bytes(bytes(file.stat().st_size))
     assert again(queue).redrive().messages == 2
-    (line,) = [r.getMessage() for r in caplog.records if "cannot be redriven" in r.getMessage()]
+    (line,) = [line for line in caplog.messages if "cannot be redriven" in line]
     assert damaged in line
     assert again(queue).redrive().messages == 0
 
@@ -301,9 +267,8 @@ def beside(queue: Queue, **settings: Any) -> Queue:
     context = context_of(queue)
     if is_in_memory(queue.path):
         return memory_queue(context.clock, **settings)
-    options = context.storage_options
-    path = f"{queue.path}-other"
-    return Queue.create(path, clock=context.clock, storage_options=options, **settings)
+    given = {"clock": context.clock, "storage_options": context.storage_options, **settings}
+    return Queue.create(f"{queue.path}-other", **given)
 
 
 @pytest.mark.on_both_storages
@@ -326,12 +291,7 @@ def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) 
         "spark_mq.reason": "rejected",
     }
     assert other.trace(first.sequence).earlier is None
-    (change,) = [
-        change
-        for change in queue.changes()
-        if change.detail and change.detail.startswith("error =")
-    ]
-    assert change.detail == f"error = 'a' to {other.path}"
+    assert f"error = 'a' to {other.path}" in [change.detail for change in queue.changes()]
 
 
 def test_a_redrive_to_the_queue_itself_is_one_without_another_queue(queue: Queue) -> None:
@@ -362,10 +322,7 @@ def test_killed_at_any_step_each_goes_to_the_other_queue_once(
     """The next redrive may be to the queue itself."""
     queue = with_dead(make(), ["a", "b", "c"])
     other = beside(queue)
-    with pytest.MonkeyPatch.context() as patch:
-        on_commit(patch, "", at=at, **{when: die})
-        with pytest.raises(Killed):
-            queue.redrive(to=other)
+    die_in_a_redrive(queue, at, when, to=other)
     again(queue).redrive(to=other if next_to else None)
     begun = next_to or (at, when) != (1, "before")
     assert (back(other), back(queue)) == ((["0", "1", "2"], []) if begun else ([], ["0", "1", "2"]))
@@ -373,15 +330,11 @@ def test_killed_at_any_step_each_goes_to_the_other_queue_once(
 
 
 def test_letters_for_a_queue_that_is_gone_wait_in_transfer_and_stop_no_others(
-    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a", "b"])
+    delta_queue: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = with_dead(delta_queue(), ["a", "b"])
     other = beside(queue)
-    with monkeypatch.context() as patch:
-        patch.setattr(dead_letters.Transfer, "_publish", die)
-        with pytest.raises(Killed):
-            queue.redrive(to=other, limit=1)
+    die_in_a_redrive(queue, to=other, limit=1)
     shutil.rmtree(other.path)
     assert queue.redrive().messages == 1
     assert f"stay in transfer to {other.path}" in caplog.text
@@ -391,41 +344,32 @@ def test_letters_for_a_queue_that_is_gone_wait_in_transfer_and_stop_no_others(
     assert back(other) == ["0"]
 
 
-def test_a_recovery_does_not_publish_what_went_to_another_queue(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a", "b"])
-    shutil.copytree(tmp_path / "queue" / "messages", tmp_path / "old")
-    assert queue.redrive(to=beside(queue), limit=1).messages == 1
-    assert queue.redrive().messages == 1
-    shutil.rmtree(tmp_path / "queue" / "messages")
-    shutil.copytree(tmp_path / "old", tmp_path / "queue" / "messages")
-    restored = Queue.open(queue.path, clock=clock)
+def test_a_recovery_does_not_publish_what_went_to_another_queue(delta_queue: Make) -> None:
+    queue = with_dead(delta_queue(), ["a", "b"])
+    with put_back(queue, "messages"):
+        assert queue.redrive(to=beside(queue), limit=1).messages == 1
+        assert queue.redrive().messages == 1
+    restored = again(queue)
     assert restored.recover().redriven == 1
     assert back(restored) == ["1"]
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_recovery_loses_no_letter_of_a_lost_repair(
-    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, killed: bool
-) -> None:
+def test_a_recovery_loses_no_letter_of_a_lost_repair(delta_queue: Make, killed: bool) -> None:
     """The queue lost the commit that published it, before or after the letters were settled."""
-    queue = with_dead(Queue.create(tmp_path / "queue", clock=clock), ["a", "b", "c"])
-    messages = tmp_path / "queue" / "messages"
-    shutil.copytree(messages, tmp_path / "old")
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+    queue = with_dead(delta_queue(), ["a", "b", "c"])
+    repair = {"where": "error <> 'c'", "transform": "value || ' first'"}
+    with put_back(queue, "messages"):
         if killed:
-            on_publish(patch, queue, once(after=die))
-        queue.redrive(where="error <> 'c'", transform="value || ' first'")
-    shutil.rmtree(messages)
-    shutil.copytree(tmp_path / "old", messages)
-    restored = Queue.open(queue.path, clock=clock)
+            die_in_a_redrive(queue, at=2, when="after", **repair)
+        else:
+            queue.redrive(**repair)
+    restored = again(queue)
     lost = 0 if killed else 2  # those of a killed repair are in transfer still
     assert restored.recover(dry_run=True).redriven == lost
     assert restored.recover().redriven == lost
     assert not restored.recover(dry_run=True).needed
-    second = again(restored).redrive(transform="value || ' second'")
-    assert second.messages == 3 - lost
+    assert again(restored).redrive(transform="value || ' second'").messages == 3 - lost
     # The transform is lost, so what was settled comes as it died.
     expected = ["0 second", "1 second", "2 second"] if killed else ["0", "1", "2 second"]
     assert back(restored) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from support.handles import Killed, again, die, on_commit, take_all
+from support.handles import again, lease, take_all
+from support.having import having
+from support.letters import die_in_a_redrive
 from support.sinks import SCHEMA, make_sink, values
-from support.tables import messages_of
+from support.tables import messages_of, put_back
 
 from spark_mq import Message, Queue
-from spark_mq.maintenance.dead_letters import Transfer
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -27,8 +27,9 @@ def get(queue: Queue, group: str) -> list[str]:
 
 
 def reject(queue: Queue, group: str) -> None:
-    lease = queue.group(group).lease("w", max_messages=100)
-    lease.reject(error="no")
+    """Let a group reject all that it can get, and route it."""
+    lease(queue, 100, group).reject(error="no")
+    queue.sweep()
 
 
 def with_letters(queue: Queue, texts: str = "ab", others: tuple[str, ...] = ("lake",)) -> Queue:
@@ -37,7 +38,6 @@ def with_letters(queue: Queue, texts: str = "ab", others: tuple[str, ...] = ("la
     for name in others:
         assert get(queue, name) == list(texts)
     reject(queue, "mail")
-    queue.sweep()
     return queue
 
 
@@ -53,14 +53,13 @@ def test_a_redrive_writes_nothing_again_into_the_sink_of_another_group(
     lake.configure(sink=sink)
 
     def write() -> None:
-        while (lease := lake.lease("w", max_messages=100)) is not None:
-            lease.append(pa.table({"value": [m.text for m in lease.messages]}, SCHEMA))
-            lease.ack()
+        while (taken := lake.lease("w", max_messages=100)) is not None:
+            taken.append(pa.table({"value": [m.text for m in taken.messages]}, SCHEMA))
+            taken.ack()
 
     queue.publish(["a", "b"])
     write()
     reject(queue, "mail")
-    queue.sweep()
     result = queue.redrive(where="consumer_group = 'mail'")
     assert (result.messages, result.groups) == (2, {"mail": 2})
     write()
@@ -73,7 +72,6 @@ def test_letters_of_several_groups_go_to_each_in_one_commit(queue: Queue) -> Non
     queue.publish("d")
     for name in ("mail", "lake"):
         reject(queue, name)
-    queue.sweep()
     before = file_count(queue), messages_of(queue).index().version
     trial = queue.redrive(dry_run=True)
     assert (trial.messages, trial.groups) == (5, {"mail": 4, "lake": 1})
@@ -89,9 +87,7 @@ def test_the_others_have_nothing_to_do_and_skip_one_range(queue: Queue) -> None:
     with_letters(queue)
     queue.redrive()
     for stats in (queue.group("lake").stats(), queue.describe().groups["lake"]):
-        assert (stats.ready, stats.unread, stats.backlog, stats.oldest_unsettled_age) == (
-            0, 0, 0, None,
-        )  # fmt: skip
+        assert stats == having(ready=0, unread=0, backlog=0, oldest_unsettled_age=None)
     assert queue.group("mail").stats().ready == queue.describe().groups["mail"].ready == 2
     assert get(queue, "lake") == []
     stats = queue.group("lake").stats()
@@ -135,9 +131,9 @@ def test_order_and_filters_count_as_before(make: Make, order: str, filter: str |
         queue.group(name).ensure()
         queue.group(name).configure(order=order, filter=filter)
     queue.publish([Message("a1", key="a"), Message("a2", key="a")])
-    lease = queue.group("mail").lease("w", max_messages=2)
-    lease.reject([lease.messages[0].sequence])
-    lease.release()
+    taken = lease(queue, 2, "mail")
+    taken.reject(taken.messages[:1])
+    taken.release()
     queue.sweep()
     queue.redrive()
     queue.publish(Message("a3", key="a"))
@@ -151,29 +147,26 @@ def test_ids_neither_stop_a_redrive_nor_are_held_by_it(make: Make, settings: Any
     queue.publish([Message("a", dedup_id="one")])
     assert get(queue, "lake") == ["a"]
     reject(queue, "mail")
-    queue.sweep()
     assert queue.redrive().messages == 1
-    again = queue.publish([Message("again", dedup_id="one")])
-    assert bool(again.duplicates) is ("dedup_window" in settings)
+    receipt = queue.publish([Message("again", dedup_id="one")])
+    assert bool(receipt.duplicates) is ("dedup_window" in settings)
 
 
 def test_a_letter_whose_group_is_gone_stays(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     with_letters(queue)
     queue.publish("c")
     reject(queue, "lake")
-    queue.sweep()
     queue.drop_group("mail")
     for dry_run in (True, False):
         caplog.clear()
         result = queue.redrive(limit=2, dry_run=dry_run)
         assert (result.messages, result.groups) == (1, {"lake": 1})
         assert result.without_group == {"mail": 2}
-        (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert warning == (
+        assert caplog.messages == [
             "2 letters of groups that do not exist stay: mail (2). To publish them, create the "
             "group with the start 'latest', so that it gets no others, or give to_all_groups=True "
             "(--all-groups)"
-        )
+        ]
     assert len(queue.list_dead_letters()) == 2
     assert get(queue, "lake") == ["c"]
     assert queue.redrive(to_all_groups=True).messages == 2
@@ -193,13 +186,10 @@ def test_a_new_group_of_the_same_name_gets_it(queue: Queue) -> None:
 
 @pytest.mark.parametrize("all_groups", [False, True])
 def test_a_group_that_is_dropped_during_a_redrive_loses_no_letter(
-    make: Make, monkeypatch: pytest.MonkeyPatch, all_groups: bool
+    make: Make, all_groups: bool
 ) -> None:
     queue = with_letters(make())
-    with monkeypatch.context() as patch:
-        patch.setattr(Transfer, "_publish", die)
-        with pytest.raises(Killed):
-            queue.redrive(to_all_groups=all_groups)
+    die_in_a_redrive(queue, to_all_groups=all_groups)
     queue.drop_group("mail")
     assert again(queue).redrive().messages == (2 if all_groups else 0)
     assert len(queue.list_dead_letters()) == (0 if all_groups else 2)
@@ -214,10 +204,7 @@ def test_killed_at_any_step_it_goes_to_the_same_groups(
 ) -> None:
     """Another process finishes it."""
     queue = with_letters(make())
-    with pytest.MonkeyPatch.context() as patch:
-        on_commit(patch, "", at=at, **{when: die})
-        with pytest.raises(Killed):
-            queue.redrive(to_all_groups=all_groups)
+    die_in_a_redrive(queue, at, when, to_all_groups=all_groups)
     again(queue).redrive()
     begun = (at, when) != (1, "before")
     assert get(queue, "mail") == ["a", "b"]
@@ -227,23 +214,19 @@ def test_killed_at_any_step_it_goes_to_the_same_groups(
 @pytest.mark.parametrize("all_groups", [False, True])
 @pytest.mark.parametrize("transform", [None, "value"])
 def test_a_recovery_publishes_what_was_lost_to_the_same_groups(
-    tmp_path: Path, clock: ManualClock, all_groups: bool, transform: str | None
+    delta_queue: Make, all_groups: bool, transform: str | None
 ) -> None:
-    queue = with_letters(Queue.create(tmp_path / "queue", clock=clock))
-    messages = tmp_path / "queue" / "messages"
-    shutil.copytree(messages, tmp_path / "old")
-    queue.redrive(to_all_groups=all_groups, transform=transform)
-    shutil.rmtree(messages)
-    shutil.copytree(tmp_path / "old", messages)
-    restored = Queue.open(queue.path, clock=clock)
+    queue = with_letters(delta_queue())
+    with put_back(queue, "messages"):
+        queue.redrive(to_all_groups=all_groups, transform=transform)
+    restored = again(queue)
     assert restored.recover().redriven == 2
     assert get(restored, "mail") == ["a", "b"]
     assert get(restored, "lake") == (["a", "b"] if all_groups else [])
 
 
-def test_another_queue_and_plain_readers_see_all(tmp_path: Path, clock: ManualClock) -> None:
-    queue = with_letters(Queue.create(tmp_path / "queue", clock=clock))
-    other = Queue.create(tmp_path / "other", clock=clock)
+def test_another_queue_and_plain_readers_see_all(delta_queue: Make, tmp_path: Path) -> None:
+    queue, other = with_letters(delta_queue()), Queue.create(tmp_path / "other")
     assert queue.redrive(to=other, limit=1).groups == {}
     assert get(other, "any") == ["a"]
     queue.redrive()
@@ -253,9 +236,9 @@ def test_another_queue_and_plain_readers_see_all(tmp_path: Path, clock: ManualCl
 
 
 def test_what_a_sweep_has_indexed_and_others_have_rewritten_stays_for_the_group(
-    tmp_path: Path, clock: ManualClock
+    delta_queue: Make, clock: ManualClock
 ) -> None:
-    queue = with_letters(Queue.create(tmp_path / "queue", clock=clock))
+    queue = with_letters(delta_queue())
     queue.redrive()
     table = DeltaTable(f"{queue.path}/messages")
     table.create_checkpoint()

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from support.arrow_memory import at_most
-from support.handles import again, lease, once
+from support.handles import again, lease, once, take
+from support.having import having
+from support.letters import with_dead
 from support.limits import Limits
 from support.tables import on_publish
 
@@ -22,30 +24,22 @@ Make = Callable[..., Queue]
 SQL = 'json_merge_patch(value, \'{"currency": "EUR"}\')'
 
 
-def with_dead(queue: Queue, values: list[str | bytes]) -> Queue:
-    """A queue whose DLQ holds a letter for each value, with ids and headers of its own."""
-    queue.publish([
-        Message(value, key=f"k{n}", headers={"own": "1"}, message_id=f"id-{n}")
-        for n, value in enumerate(values)
-    ])  # fmt: skip
-    lease(queue, len(values)).reject(error="bad")
-    assert queue.sweep().routed == len(values)
-    return queue
+def with_letters(queue: Queue, values: list[str | bytes]) -> Queue:
+    """A queue with a letter for each value."""
+    return with_dead(queue, ["bad"] * len(values), values)
 
 
 def orders(number: int) -> list[str | bytes]:
     return [json.dumps({"id": n, "currency": "EURO"}) for n in range(number)]
 
 
-def back(queue: Queue) -> list[Any]:
-    """The values that are there to be leased again, in the order of their ids."""
-    taken = queue.group().lease("w", max_messages=1000)
-    messages = [] if taken is None else sorted(taken.messages, key=lambda one: one.message_id)
-    return [message.value.decode() for message in messages]
+def back(queue: Queue) -> list[str]:
+    """The values that are there to be leased again, in order."""
+    return take(queue.group())
 
 
 def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
-    with_dead(queue, orders(1))
+    with_letters(queue, orders(1))
     (letter,) = queue.list_dead_letters()["dead_letter_sequence"].to_pylist()
     done = queue.redrive(transform=SQL)
     assert (done.messages, done.failed, done.failures) == (1, 0, {})
@@ -63,25 +57,21 @@ def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
 
 
 def test_a_trace_follows_a_repair_both_ways_and_names_the_transform(queue: Queue) -> None:
-    with_dead(queue, orders(1))
+    with_letters(queue, orders(1))
     (first,) = [message.sequence for message in queue.peek()]
     queue.redrive(where="error = 'bad'", transform=SQL)
     (message,) = lease(queue).messages
     (later,) = queue.trace(first).later
     assert later.sequence == message.sequence
     trace = queue.trace(message.sequence)
-    assert trace.earlier is not None
-    assert trace.earlier.sequence == first
-    assert (trace.events[0].event, trace.events[0].detail) == (
-        "repaired",
-        f"error = 'bad' by {SQL}",
-    )
+    assert trace.earlier == having(sequence=first)
+    assert trace.events[0] == having(event="repaired", detail=f"error = 'bad' by {SQL}")
     (change,) = [change for change in queue.changes() if change.operation == "redriven"]
     assert change.detail == f"error = 'bad' by {SQL}"
 
 
 def test_one_that_dies_again_can_be_repaired_again(queue: Queue) -> None:
-    with_dead(queue, orders(1))
+    with_letters(queue, orders(1))
     queue.redrive(transform=SQL)
     lease(queue).reject(error="again")
     queue.sweep()
@@ -92,15 +82,12 @@ def test_one_that_dies_again_can_be_repaired_again(queue: Queue) -> None:
 
 
 def test_a_letter_for_which_the_transform_fails_stays(queue: Queue, limits: Limits) -> None:
-    with_dead(queue, ["1", "x", "3", "0", b"\xff", "6"])
+    with_letters(queue, ["1", "x", "3", "0", b"\xff", "6"])
     limits(redrive_chunk=4)
     sql = "CAST(CAST(6 / nullif(CAST(value AS INT), 0) AS INT) AS TEXT)"
     trial = queue.redrive(transform=sql, dry_run=True)
     done = queue.redrive(transform=sql)
-    assert (trial.messages, trial.failed, trial.failures) == (
-        done.messages, done.failed, done.failures,
-    )  # fmt: skip
-    assert (done.messages, done.failed) == (3, 3)
+    assert done == having(messages=3, failed=3, failures=trial.failures)
     assert sum(done.failures.values()) == 3
     assert any("DuckDB raised ConversionException" in text for text in done.failures)
     assert back(queue) == ["6", "2", "1"]
@@ -111,36 +98,27 @@ def test_a_letter_for_which_the_transform_fails_stays(queue: Queue, limits: Limi
 
 def test_sql_makes_nothing_of_a_value_that_is_no_text(queue: Queue) -> None:
     """json_merge_patch takes null for an empty object, so it would replace such a value."""
-    with_dead(queue, [b"\xff", *orders(1)])
+    with_letters(queue, [b"\xff", *orders(1)])
     done = queue.redrive(transform=SQL)
     assert (done.messages, done.failures) == (1, {"the transform gives no value": 1})
     assert queue.redrive(transform="bytes").messages == 1
-    assert {message.value for message in lease(queue, 9).messages} == {
-        b'{"id":0,"currency":"EUR"}',
-        b"\xff",
-    }
+    values = {message.value for message in lease(queue, 9).messages}
+    assert values == {b'{"id":0,"currency":"EUR"}', b"\xff"}
 
 
 def test_a_dry_run_shows_letters_before_and_after(queue: Queue) -> None:
-    with_dead(queue, [*orders(1), "no JSON"])
+    with_letters(queue, [*orders(1), "no JSON"])
     trial = queue.redrive(transform=SQL, dry_run=True)
     assert (trial.messages, trial.failed) == (1, 1)
     reason = "the transform fails or gives no value (DuckDB raised ConversionException)"
     assert trial.failures == {reason: 1}
-    assert trial.table is not None
     shown = trial.table.select(["value", "new_value", "new_key", "transform_error"]).to_pylist()
-    assert shown == [
-        {
-            "value": b'{"id": 0, "currency": "EURO"}',
-            "new_value": b'{"id":0,"currency":"EUR"}',
-            "new_key": "k0",
-            "transform_error": None,
-        },
-        {"value": b"no JSON", "new_value": None, "new_key": None, "transform_error": reason},
+    assert [tuple(row.values()) for row in shown] == [
+        (b'{"id": 0, "currency": "EURO"}', b'{"id":0,"currency":"EUR"}', "k0", None),
+        (b"no JSON", None, None, reason),
     ]
     assert back(queue) == []
     empty = queue.redrive(where="error = 'none'", transform=SQL, dry_run=True)
-    assert empty.table is not None
     assert empty.table.schema == trial.table.schema
     assert "failed" in str(queue.redrive(transform=SQL)._repr_html_())
 
@@ -157,7 +135,7 @@ def repair(message: ReceivedMessage) -> ReceivedMessage | bytes | str | None:
 
 
 def test_a_function_repairs_value_key_headers_and_priority(queue: Queue) -> None:
-    with_dead(queue, ["a", "b", "c", "d"])
+    with_letters(queue, ["a", "b", "c", "d"])
     done = queue.redrive(transform=repair)
     assert (done.messages, done.failures) == (3, {"the transform gives no value": 1})
     found = {message.message_id: message for message in lease(queue, 9).messages}
@@ -171,7 +149,7 @@ def test_a_function_repairs_value_key_headers_and_priority(queue: Queue) -> None
 
 
 def test_a_function_reads_the_message_as_its_handler_does(queue: Queue) -> None:
-    with_dead(queue, orders(1))
+    with_letters(queue, orders(1))
     seen: list[ReceivedMessage] = []
 
     def euro(message: ReceivedMessage) -> str:
@@ -213,7 +191,7 @@ def test_a_function_reads_the_message_as_its_handler_does(queue: Queue) -> None:
 def test_what_a_function_may_not_do_leaves_the_letter(
     queue: Queue, function: Any, reason: str
 ) -> None:
-    with_dead(queue, ["a"])
+    with_letters(queue, ["a"])
     done = queue.redrive(transform=function)
     assert (done.messages, done.failed) == (0, 1)
     ((text, number),) = done.failures.items()
@@ -226,15 +204,10 @@ def test_a_slow_repair_is_fenced_by_the_next_redrive(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has frozen its letters, and hangs before its publish."""
-    queue, got = with_dead(make(), orders(3)), list[int]()
-    other = again(queue)
-
-    def overtake() -> None:
-        got.append(other.redrive(transform=SQL.replace("EUR", "USD")).messages)
-
-    on_publish(monkeypatch, queue, once(before=overtake))
-    got.append(queue.redrive(transform=SQL).messages)
-    assert got == [3, 0]
+    queue = with_letters(make(), orders(3))
+    other, to_usd = again(queue), SQL.replace("EUR", "USD")
+    on_publish(monkeypatch, queue, once(before=lambda: other.redrive(transform=to_usd)))
+    assert queue.redrive(transform=SQL).messages == 0
     assert [json.loads(one)["currency"] for one in back(queue)] == ["USD"] * 3
     assert again(queue).redrive().messages == 0
 
@@ -242,11 +215,9 @@ def test_a_slow_repair_is_fenced_by_the_next_redrive(
 def test_a_slow_repair_whose_letters_nobody_takes_leaves_them(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = with_dead(make(), orders(3))
+    queue = with_letters(make(), orders(3))
     other = again(queue)
-    on_publish(
-        monkeypatch, queue, once(before=lambda: other.redrive(where="error = 'none'").messages)
-    )
+    on_publish(monkeypatch, queue, once(before=lambda: other.redrive(where="error = 'none'")))
     assert queue.redrive(transform=SQL).messages == 0
     assert back(queue) == []
     assert queue.redrive(transform=SQL).messages == 3
@@ -255,7 +226,7 @@ def test_a_slow_repair_whose_letters_nobody_takes_leaves_them(
 def test_letters_of_many_sweeps_are_repaired_in_one_round(queue: Queue) -> None:
     """Their sequences lie 2**32 apart, and their ranges have become one."""
     for _ in range(3):
-        with_dead(queue, orders(2))
+        with_letters(queue, orders(2))
     with at_most(50 * 2**20):
         assert queue.redrive(transform=SQL).messages == 6
     assert [json.loads(one)["currency"] for one in back(queue)] == ["EUR"] * 6
@@ -263,7 +234,7 @@ def test_letters_of_many_sweeps_are_repaired_in_one_round(queue: Queue) -> None:
 
 def test_repaired_letters_go_to_another_queue() -> None:
     clock = ManualClock()
-    queue, other = with_dead(memory_queue(clock), orders(2)), memory_queue(clock)
+    queue, other = with_letters(memory_queue(clock), orders(2)), memory_queue(clock)
     assert queue.redrive(transform=SQL, to=other).messages == 2
     first, _ = lease(other, 5).messages
     assert json.loads(first.value)["currency"] == "EUR"
@@ -273,7 +244,7 @@ def test_repaired_letters_go_to_another_queue() -> None:
 
 
 def test_a_limit_counts_the_letters_that_the_transform_gets(queue: Queue) -> None:
-    with_dead(queue, ["x", *orders(3)])
+    with_letters(queue, ["x", *orders(3)])
     done = queue.redrive(transform=SQL, limit=2)
     assert (done.messages, done.failed) == (1, 1)
     assert queue.list_dead_letters().num_rows == 3
@@ -281,10 +252,9 @@ def test_a_limit_counts_the_letters_that_the_transform_gets(queue: Queue) -> Non
 
 def test_a_format_says_which_new_values_are_accepted(queue: Queue) -> None:
     order = Pydantic(dict[str, int])
-    with_dead(queue, ['{"id": 1}', '{"id": "x"}', "no JSON"])
+    with_letters(queue, ['{"id": 1}', '{"id": "x"}', "no JSON"])
     trial = queue.redrive(transform="value", format=order, dry_run=True)
     assert (trial.messages, trial.failed) == (1, 2)
-    assert trial.table is not None
     assert trial.table["transform_error"].to_pylist() == [
         None,
         "the format refuses it: not a valid dict: $.*: int_parsing",

@@ -5,7 +5,10 @@ Only this module knows where a queue keeps them, and by which functions it commi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -34,6 +37,7 @@ __all__ = [
     "on_commands",
     "on_publish",
     "on_write",
+    "put_back",
 ]
 
 Around = Callable[[Callable[[], Any]], Any]
@@ -81,6 +85,18 @@ def add_values(queue: Queue, *values: bytes | None) -> None:
     pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink)
     messages_of(queue).files.write(path, sink.getvalue())
     add_file(queue, path, sink.getvalue().size)
+
+
+@contextmanager
+def put_back(queue: Queue, *tables: str) -> Iterator[None]:
+    """Put back tables at the end of the block as they were before it, from a backup of them."""
+    backup = Path(f"{queue.path}-{uuid4().hex}")
+    for table in tables:
+        shutil.copytree(f"{queue.path}/{table}", backup / table)
+    yield
+    for table in tables:
+        shutil.rmtree(f"{queue.path}/{table}")
+        shutil.move(backup / table, f"{queue.path}/{table}")
 
 
 def on_publish(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
