@@ -24,24 +24,15 @@ def test_an_empty_list_publishes_nothing(queue: Queue, nothing: Any) -> None:
     assert queue.publish(["b", "c"]).published == 2
 
 
-def test_an_empty_list_uses_up_no_number(queue: Queue) -> None:
-    def publish(messages: list[str], number: int, on_duplicate: str = "raise") -> Any:
-        return queue.publish(
-            messages, producer_id="p", producer_sequence=number, on_duplicate=on_duplicate
-        )
-
-    assert publish([], 1).published == 0
-    assert queue.last_producer_sequence("p") is None
-    first = publish(["a"], 1)
-    assert first.published == 1
+def test_an_empty_list_repeats_a_number_as_others_do(queue: Queue) -> None:
+    number: dict[str, Any] = {"producer_id": "p", "producer_sequence": 1}
+    first = queue.publish(["a"], **number)
     with pytest.raises(DuplicatePublish) as caught:
-        publish([], 1)
+        queue.publish([], **number)
     assert caught.value.data["receipt"] == first
-    repeated = publish([], 1, "skip")
+    repeated = queue.publish([], on_duplicate="skip", **number)
     assert (repeated.duplicate, repeated.sequences) == (True, first.sequences)
     assert repeated.published == 0
-    assert not publish([], 2).duplicate
-    assert queue.last_producer_sequence("p") == 1
 
 
 def test_duplicates_are_not_counted_as_published(make: Any) -> None:

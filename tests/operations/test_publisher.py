@@ -4,19 +4,22 @@ caller.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.handles import again, lease, on_commit, once
+from support.handles import again, lease, on_commit, once, side_by_side, until
 from support.tables import messages_of, on_publish
 
-from spark_mq import Message, Queue, errors
+from spark_mq import Message, PendingMessage, Queue, errors
 from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
@@ -26,11 +29,10 @@ NEVER: dict[str, Any] = {"max_messages": 1000, "max_bytes": "1g", "linger": "1d"
 
 def commits(queue: Queue) -> list[int]:
     """How many messages each commit published."""
-    index = messages_of(queue).index()
-    return [file.rows for file in index.files]
+    return [file.rows for file in messages_of(queue).index().files]
 
 
-def found(queue: Queue) -> dict[int, bytes]:
+def published(queue: Queue) -> dict[int, bytes]:
     return {m.sequence: m.value for m in lease(queue, 100_000).messages}
 
 
@@ -72,20 +74,13 @@ def failing(
 
 def test_each_message_gets_its_sequence(queue: Queue) -> None:
     with queue.publisher() as publisher:
-        pending = [
-            publisher.publish(value)
-            for value in (
-                b"bytes",
-                "text",
-                Message("more", key="k", headers={"h": "1"}, message_id="m"),
-            )
-        ]
-    assert [p.done() for p in pending] == [True] * 3
-    assert {
-        p.result(): value for p, value in zip(pending, (b"bytes", b"text", b"more"), strict=True)
-    } == found(queue)
-    more = queue.group("other").lease("w", max_messages=3).messages[-1]
-    assert (more.key, more.headers, more.message_id) == ("k", {"h": "1"}, "m")
+        more = Message("more", key="k", headers={"h": "1"}, message_id="m")
+        pending = [publisher.publish(message) for message in (b"bytes", "text", more)]
+    assert all(message.done() for message in pending)
+    *_, last = messages = lease(queue, 3).messages
+    assert [message.result() for message in pending] == [m.sequence for m in messages]
+    assert [m.value for m in messages] == [b"bytes", b"text", b"more"]
+    assert (last.key, last.headers, last.message_id) == ("k", {"h": "1"}, "m")
 
 
 def test_messages_of_one_thread_keep_their_order_and_many_share_a_commit(queue: Queue) -> None:
@@ -93,25 +88,22 @@ def test_messages_of_one_thread_keep_their_order_and_many_share_a_commit(queue: 
         pending = [publisher.publish(str(n)) for n in range(5_000)]
     sequences = [p.result() for p in pending]
     assert sequences == sorted(sequences)
-    assert list(found(queue).values()) == [str(n).encode() for n in range(5_000)]
+    assert list(published(queue).values()) == [str(n).encode() for n in range(5_000)]
     assert len(commits(queue)) <= 51
 
 
 def test_threads_share_a_publisher_and_lose_nothing(queue: Queue) -> None:
-    got: dict[int, bytes] = {}
+    got: dict[int | None, bytes] = {}
 
-    def work(name: str) -> None:
-        mine = [(publisher.publish(f"{name}-{n}"), f"{name}-{n}".encode()) for n in range(500)]
+    def work() -> None:
+        values = [f"{threading.get_ident()}-{n}".encode() for n in range(500)]
+        mine = [(publisher.publish(value), value) for value in values]
         got.update((pending.result(60), value) for pending, value in mine)
 
     with queue.publisher(max_messages=50, linger="5ms") as publisher:
-        threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        side_by_side(work, 4)
     assert len(got) == 2_000
-    assert got == found(queue)
+    assert got == published(queue)
 
 
 def test_a_queues_default_times_hold_here_too(make: Make, clock: ManualClock) -> None:
@@ -119,7 +111,7 @@ def test_a_queues_default_times_hold_here_too(make: Make, clock: ManualClock) ->
     with queue.publisher() as publisher:
         publisher.publish("default")
         publisher.publish(Message("own", deliver_at=clock() - timedelta(minutes=1)))
-    assert list(found(queue).values()) == [b"own"]
+    assert list(published(queue).values()) == [b"own"]
     assert queue.group().stats().delayed == 1
 
 
@@ -182,18 +174,16 @@ def test_whoever_publishes_too_fast_waits_for_room(
             publisher.publish(str(n))
             handed_in.append(n)
 
-    with queue.publisher(max_messages=2, linger="1d") as publisher:
-        thread = threading.Thread(target=publish_many)
-        thread.start()
-        assert gate.arrived.wait(60)
-        deadline = time.monotonic() + 60
-        while len(handed_in) < 32 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        thread.join(0.1)
-        assert thread.is_alive()
-        assert len(handed_in) == 32, "16 batches' worth"
+    with (
+        queue.publisher(max_messages=2, linger="1d") as publisher,
+        ThreadPoolExecutor() as pool,
+    ):
+        publishing = pool.submit(publish_many)
+        until(lambda: len(handed_in) == 32)  # 16 batches' worth
+        with pytest.raises(TimeoutError):
+            publishing.result(0.1)
+        assert len(handed_in) == 32
         gate.open.set()
-        thread.join(60)
     assert sum(commits(queue)) == 100
 
 
@@ -214,27 +204,21 @@ def test_after_close_nothing_is_taken_any_more(queue: Queue) -> None:
 def test_who_waits_for_room_when_it_is_closed_is_reported(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, reported = Gate(queue, monkeypatch), []
+    gate, taken = Gate(queue, monkeypatch), list[Any]()
     publisher = queue.publisher(max_messages=1, linger="1d")
 
     def fill() -> None:
-        try:
-            while True:
-                pending.append(publisher.publish("a"))
-        except errors.PublisherClosed as error:
-            reported.append(error)
+        while True:
+            taken.append(publisher.publish("a"))
 
-    pending: list[Any] = []
-    thread = threading.Thread(target=fill)
-    thread.start()
-    assert gate.arrived.wait(60)
-    closing = threading.Thread(target=publisher.close)
-    closing.start()
-    thread.join(60)
-    gate.open.set()
-    closing.join(60)
-    assert len(reported) == 1
-    assert sum(commits(queue)) == len(pending), "what was taken is published"
+    with ThreadPoolExecutor() as pool:
+        filling = pool.submit(fill)
+        assert gate.arrived.wait(60)
+        closing = pool.submit(publisher.close)
+        assert isinstance(filling.exception(60), errors.PublisherClosed)
+        gate.open.set()
+        closing.result(60)
+    assert sum(commits(queue)) == len(taken), "what was taken is published"
 
 
 def test_an_error_in_the_with_block_loses_nothing_that_was_handed_in(queue: Queue) -> None:
@@ -272,16 +256,6 @@ def test_a_bad_message_fails_at_the_door_and_nobody_elses(queue: Queue) -> None:
     assert commits(queue) == [2]
 
 
-def test_a_commit_that_fails_for_a_moment_is_tried_again(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = failing(queue, monkeypatch, OSError("503 slow down"), times=2)
-    with queue.publisher() as publisher:
-        pending = publisher.publish("a")
-    assert len(tried) == 3
-    assert found(queue) == {pending.result(): b"a"}
-
-
 def test_a_commit_whose_reply_was_lost_is_not_repeated(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +264,7 @@ def test_a_commit_whose_reply_was_lost_is_not_repeated(
     on_publish(monkeypatch, queue, once(fail=OSError("connection reset by peer")))
     with queue.publisher() as publisher:
         pending = [publisher.publish(value) for value in ("a", "b")]
-    assert found(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}
+    assert published(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}
 
 
 def test_races_with_other_publishers_cost_nothing(
@@ -301,12 +275,9 @@ def test_races_with_other_publishers_cost_nothing(
     on_commit(monkeypatch, "messages", before=lambda: rival.publish("rival"))
     with queue.publisher() as publisher:
         pending = publisher.publish("a")
-    assert sorted(found(queue).values()) == [b"a", b"rival"]
-    assert found_at(queue, pending.result()) == b"a"
-
-
-def found_at(queue: Queue, sequence: int) -> bytes:
-    return next(m.value for m in lease(queue, 100, group="look").messages if m.sequence == sequence)
+    rows = published(queue)
+    assert sorted(rows.values()) == [b"a", b"rival"]
+    assert rows[pending.result()] == b"a"
 
 
 def test_each_message_of_a_batch_that_failed_for_good_has_the_error_and_the_next_batch_goes_on(
@@ -320,7 +291,7 @@ def test_each_message_of_a_batch_that_failed_for_good_has_the_error_and_the_next
                 one.result(60)
         good = publisher.publish("good")
         publisher.flush()  # all have their results
-    assert found(queue) == {good.result(): b"good"}
+    assert published(queue) == {good.result(): b"good"}
 
 
 def test_flush_raises_what_nobody_asked_for_once(
@@ -330,9 +301,8 @@ def test_flush_raises_what_nobody_asked_for_once(
     with queue.publisher(**NEVER, retry_timeout=0) as publisher:
         for n in range(3):
             publisher.publish(str(n))
-        with pytest.raises(
-            errors.PublishFailed, match="not published: 3 messages: disk full"
-        ) as caught:
+        why = "not published: 3 messages: disk full"
+        with pytest.raises(errors.PublishFailed, match=why) as caught:
             publisher.flush()
         assert caught.value.messages == 3
         assert isinstance(caught.value.__cause__, OSError)
@@ -350,38 +320,106 @@ def test_close_raises_what_nobody_asked_for(queue: Queue, monkeypatch: pytest.Mo
         asked.result()
 
 
-def refusal() -> errors.StorageError:
-    return errors.StorageError("refused", path="p", landed=False, lasting=True)
+REFUSED = errors.StorageError("refused", path="p", landed=False, lasting=True)
+MENDED = {
+    # the error, how many messages the publisher has published, and whether it tries again
+    "a store that fails for a moment": (OSError("503 slow down"), 0, True),
+    "a refusal of the first batch": (REFUSED, 0, False),
+    "a refusal of a later batch": (REFUSED, 1, True),
+    "what no retry mends": (errors.CorruptLog("gone", path="p", version=None), 0, False),
+}
 
 
-def test_a_store_that_refuses_the_first_batch_is_reported_at_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("why", MENDED)
+def test_a_commit_is_tried_again_if_that_may_help(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    failing(queue, monkeypatch, refusal())
+    error, before, helps = MENDED[why]
     with queue.publisher(retry_timeout="1d") as publisher:
+        for _ in range(before):
+            publisher.publish("before").result(60)
+        tried = failing(queue, monkeypatch, error, times=2)
         pending = publisher.publish("a")
-        with pytest.raises(errors.StorageError, match="refused"):
+        with nullcontext() if helps else pytest.raises(type(error), match=str(error)):
             pending.result(60)
+    assert len(tried) == (3 if helps else 1)
+    assert sum(commits(queue)) == before + helps
 
 
-def test_a_store_that_refuses_a_later_batch_is_tried_again(
+# -- callbacks and event loops
+
+
+def test_a_callback_gets_its_message_once_it_is_durable(queue: Queue) -> None:
+    done = list[PendingMessage]()
+    with queue.publisher(linger="1h") as publisher:
+        pending = [publisher.publish(text) for text in ("a", "b")]
+        for message in pending:
+            message.add_done_callback(done.append)
+        assert done == []
+        publisher.flush()
+        assert done == pending
+        assert [message.result(0) for message in done] == list(published(queue))
+        pending[0].add_done_callback(done.append)
+        assert done[2:] == pending[:1], "called at once"
+
+
+@pytest.mark.parametrize("error", [ValueError("broken callback"), SystemExit(3)])
+def test_a_callback_that_fails_harms_nobody(
+    queue: Queue, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    def fail(_: PendingMessage) -> None:
+        raise error
+
+    done = list[PendingMessage]()
+    with queue.publisher(linger="1h") as publisher, caplog.at_level(logging.ERROR):
+        first = publisher.publish("a")
+        first.add_done_callback(fail)
+        first.add_done_callback(done.append)
+        publisher.flush()
+        assert done == [first]
+        publisher.publish("b")
+        publisher.flush()
+    assert "a callback failed" in caplog.text
+    assert queue.stats()["published"] == 2
+
+
+def test_messages_can_be_awaited(queue: Queue) -> None:
+    async def publish() -> list[int | None]:
+        with queue.publisher(linger="10ms") as publisher:
+            return list(await asyncio.gather(*map(_wait, map(publisher.publish, "abc"))))
+
+    assert asyncio.run(publish()) == list(published(queue))
+
+
+async def _wait(pending: PendingMessage) -> int | None:
+    return await pending
+
+
+def test_a_cancelled_wait_cancels_no_publish(queue: Queue) -> None:
+    async def publish() -> None:
+        with queue.publisher(linger="1h") as publisher:
+            pending = publisher.publish("a")
+            task = asyncio.create_task(_wait(pending))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            publisher.flush()
+            assert await pending is not None
+
+    asyncio.run(publish())
+    assert queue.stats()["published"] == 1
+
+
+def test_an_awaited_failure_is_raised_and_counts_as_reported(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with queue.publisher(retry_timeout="1d") as publisher:
-        publisher.publish("a").result(60)
-        tried = failing(queue, monkeypatch, refusal(), times=1)
-        publisher.publish("b").result(60)
-    assert len(tried) == 2
-    assert sorted(found(queue).values()) == [b"a", b"b"]
+    failing(queue, monkeypatch, OSError("disk full"))
 
+    async def publish() -> None:
+        with queue.publisher(linger="10ms", retry_timeout=0) as publisher:
+            with pytest.raises(OSError, match="disk full"):
+                await publisher.publish("a")
+            publisher.flush()  # raises nothing more
 
-def test_an_error_that_no_retry_mends_is_reported_at_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = failing(queue, monkeypatch, errors.CorruptLog("gone", path="p", version=None))
-    with (
-        pytest.raises(errors.PublishFailed, match="gone"),
-        queue.publisher(retry_timeout="1d") as publisher,
-    ):
-        publisher.publish("a")
-    assert len(tried) == 1
+    asyncio.run(publish())
