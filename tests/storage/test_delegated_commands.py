@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from support.byte_store import ByteStore, Call
 from support.handles import again, housekeep, on_commit, until
 from support.handles import lease as leased
 from support.limits import Limits
-from support.machines import end_requests, machines, processes, sharing
+from support.machines import end_requests, machines, pool, processes, sharing
 from support.tables import ledgers_of
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.delta.actions import Change
-from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, NACK, Extend, Settle, SettlePart
 from spark_mq.operations.command_json import decode_result, encode_command
@@ -37,11 +38,10 @@ from spark_mq.storage.delegated_commands import (
     delete_old_requests,
     plead,
 )
-from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.user import act_as
 
 MINUTE = 60.0
-__all__ = ["machines", "processes"]
+__all__ = ["machines", "pool", "processes"]
 
 LEASE = "the id of a lease"
 """Stands for a lease that exists."""
@@ -64,14 +64,9 @@ def delegate(queue: Queue, *commands: Command[Any], group: str = "default") -> D
 
 def delegate_named(queue: Queue, *commands: tuple[str, Command[Any]]) -> DelegationTurn:
     """Delegate commands and do no more, as a writer does that waits."""
-    data = [
-        (group, encoded)
-        for group, command in commands
-        if (encoded := encode_command(command)) is not None
-    ]
-    assert len(data) == len(commands)
+    data = [(group, encode_command(command)) for group, command in commands]
+    assert None not in dict(data).values()
     ledgers = ledgers_of(queue)
-    assert isinstance(ledgers, LedgerTable)
     ledgers.version()
     turn = DelegationTurn(ledgers.files, ledgers.log, json.loads(json.dumps(data)))
     turn.delegate()
@@ -86,10 +81,14 @@ def outcome(turn: DelegationTurn) -> Any:
     return turn.wait(time.monotonic() + MINUTE)
 
 
-def sequences(lease: Lease | Grant) -> set[int]:
-    if isinstance(lease, Lease):
-        return {message.sequence for message in lease.messages}
-    return {seq for r in lease.ranges for seq in range(r.first, r.last + 1)}
+def granted(turn: DelegationTurn, at: int = 0) -> set[int]:
+    """The messages of the delegated lease, by the commit of another writer."""
+    grant = decode_result(lease_of(), outcome(turn)[at])
+    return {sequence for r in grant.ranges for sequence in range(r.first, r.last + 1)}
+
+
+def sequences(lease: Lease) -> set[int]:
+    return {message.sequence for message in lease.messages}
 
 
 def files(queue: Queue) -> list[Path]:
@@ -127,16 +126,12 @@ def deleted(queue: Queue) -> bool:
 
 
 def test_a_commit_runs_the_lease_that_another_writer_has_delegated(queue: Queue) -> None:
-    other = again(queue)
-    delegated = lease_of()
-    turn = delegate(other, delegated)
+    turn = delegate(again(queue), lease_of())
     before = ledgers_of(queue).version()
     own = leased(queue, 5)
     assert ledgers_of(queue).version() == before + 1, "one commit for both"
-    (result,) = outcome(turn)
-    theirs = decode_result(delegated, result)
-    assert len(sequences(theirs)) == 5
-    assert not sequences(theirs) & sequences(own)
+    assert len(granted(turn)) == 5
+    assert not granted(turn) & sequences(own)
     assert queue.group().stats().leased == 10
     assert deleted(queue)
     assert {one.worker_id for one in queue.group().leases()} == {"w", "delegated"}
@@ -157,20 +152,23 @@ def test_a_listing_is_enough_to_read_small_requests(queue: Queue, byte_store: By
     assert not [path for path in seen if path.startswith(FOLDER)]
 
 
-def test_the_text_of_an_error_is_in_no_name(queue: Queue) -> None:
-    """It may quote a message, and stores log the names of objects."""
-    part = SettlePart(NACK, leased(again(queue), 1).lease_id, error="secret")
-    delegate(again(queue), Settle((part,)))
-    (file,) = files(queue)
-    assert b"secret" in file.read_bytes()
-    assert not packed_of(file.name)
+LARGE = Extend(tuple((uuid.uuid4().hex, None) for _ in range(9)), None)
 
 
-def test_a_large_request_is_content(queue: Queue) -> None:
-    targets = tuple((uuid.uuid4().hex, None) for _ in range(9))
-    delegate(again(queue), Extend(targets, None))
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        pytest.param(LARGE, LARGE.targets[8][0].encode(), id="large"),
+        # It may quote a message, and stores log the names of objects.
+        pytest.param(Settle((SettlePart(NACK, "x", error="secret"),)), b"secret", id="an error"),
+    ],
+)
+def test_what_is_large_or_may_be_secret_is_in_no_name(
+    queue: Queue, command: Command[Any], text: bytes
+) -> None:
+    delegate(again(queue), command)
     (file,) = files(queue)
-    assert targets[8][0].encode() in file.read_bytes()
+    assert text in file.read_bytes()
     assert not packed_of(file.name)
 
 
@@ -200,8 +198,7 @@ def test_a_writer_that_meets_nobody_finds_a_request_soon(queue: Queue) -> None:
         leased(alone, 1)
     end_requests()  # with the look
     leased(alone, 1)
-    (result,) = outcome(turn)
-    assert len(sequences(decode_result(lease_of(5), result))) == 5
+    assert len(granted(turn)) == 5
 
 
 def pleas(queue: Queue) -> list[Path]:
@@ -252,14 +249,12 @@ def test_a_lease_of_nothing_does_not_wait_for_the_writers_before_it(
 
 def test_a_commit_runs_what_is_delegated_of_all_groups(queue: Queue) -> None:
     queue.group("b").ensure()
-    delegated = lease_of(4)
-    turn = delegate(again(queue), delegated, group="b")
+    turn = delegate(again(queue), lease_of(4), group="b")
     before = ledgers_of(queue).version()
     own = leased(sharing(queue), 5)
     assert len(sequences(own)) == 5
     assert ledgers_of(queue).version() == before + 1, "one commit for both groups"
-    (result,) = outcome(turn)
-    assert len(sequences(decode_result(delegated, result))) == 4
+    assert len(granted(turn)) == 4
     assert {one.worker_id for one in again(queue).group("b").leases()} == {"delegated"}
     assert {one.worker_id for one in again(queue).group().leases()} == {"w"}
 
@@ -303,37 +298,15 @@ def test_of_two_leaders_that_never_conflict_one_stops(queue: Queue) -> None:
     assert [turn.others_lead(count) for count in range(3)] == [False, False, True]
 
 
-def test_a_commit_runs_the_settles_and_extensions_of_others(queue: Queue) -> None:
-    other = again(queue)
-    held = [leased(other, 3) for _ in range(3)]
-    threads = [
-        threading.Thread(target=held[0].ack),
-        threading.Thread(target=held[1].extend),
-        threading.Thread(target=lambda: held[2].nack(delay="1h", error="late")),
-    ]
-    sharing(other)
-    for thread in threads:
-        thread.start()
-    own = leased(queue, 5)
-    for thread in threads:
-        thread.join(30)
-    stats = queue.group().stats()
-    assert (stats.leased, stats.delayed, stats.ready) == (3 + 5, 3, 20 - 14)
-    assert not sequences(own) & {seq for one in held for seq in sequences(one)}
-
-
 def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
     other = again(queue)
     first = leased(other, 5)
     settle = Settle((SettlePart(ACK, first.lease_id),))
-    following = lease_of()
-    turn = delegate(other, settle, following)
+    turn = delegate(other, settle, lease_of())
     own = leased(queue, 5)
-    outcomes = outcome(turn)
-    assert decode_result(settle, outcomes[0])[0].settled == 5
-    got = sequences(decode_result(following, outcomes[1]))
-    assert len(got) == 5
-    assert not got & sequences(own)
+    assert decode_result(settle, outcome(turn)[0])[0].settled == 5
+    assert len(granted(turn, 1)) == 5
+    assert not granted(turn, 1) & sequences(own)
 
 
 @pytest.mark.parametrize("behind", [0.0, 30.0])
@@ -369,16 +342,14 @@ def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
 
 
 def test_a_writer_looks_for_no_requests_while_another_one_leads(
-    queue: Queue, byte_store: ByteStore
+    queue: Queue, byte_store: ByteStore, pool: ThreadPoolExecutor
 ) -> None:
     other = sharing(again(queue), led_for=MINUTE)
-    seen, got = byte_store.paths("list", of=ledgers_of(other).files), list[Lease]()
-    waiting = threading.Thread(target=lambda: got.append(leased(other, 3)))
-    waiting.start()
+    seen = byte_store.paths("list", of=ledgers_of(other).files)
+    waiting = pool.submit(leased, other, 3)
     until(lambda: files(queue))
     own = leased(queue, 5)
-    waiting.join(30)
-    assert not sequences(got[0]) & sequences(own)
+    assert not sequences(waiting.result(30)) & sequences(own)
     assert not [path for path in seen if path.startswith(FOLDER)]
     assert deleted(queue)
 
@@ -389,21 +360,17 @@ def test_a_writer_commits_itself_if_the_one_that_led_has_died(queue: Queue) -> N
     assert ledgers_of(queue).version() == before + 1
 
 
-def test_a_writer_commits_itself_what_the_one_that_leads_does_not_run(queue: Queue) -> None:
-    other, got = sharing(again(queue), led_for=MINUTE), list[Lease]()
-    log = ledgers_of(queue).log
-    waiting = threading.Thread(target=lambda: got.append(leased(other, 3)))
-    waiting.start()
+def test_a_writer_commits_itself_what_the_one_that_leads_does_not_run(
+    queue: Queue, pool: ThreadPoolExecutor
+) -> None:
+    other, log = sharing(again(queue), led_for=MINUTE), ledgers_of(queue).log
+    waiting = pool.submit(leased, other, 3)
     until(lambda: files(queue))
-    while waiting.is_alive():
+    while not waiting.done():
         note = {"operation": "ack", "group": "default", SERVED: {}, LEADS: True}
-        log.commit(Change(uuid.uuid4().hex, note), log.refresh().version)
-        until(
-            lambda: (
-                ledgers_of(other).log.known_version >= log.known_version or not waiting.is_alive()
-            )
-        )
-    assert len(sequences(got[0])) == 3
+        version = log.commit(Change(uuid.uuid4().hex, note), log.refresh().version)
+        until(lambda: waiting.done() or ledgers_of(other).log.known_version >= version)  # noqa: B023
+    assert len(sequences(waiting.result())) == 3
 
 
 def test_a_request_runs_once_although_its_file_is_still_there(
@@ -562,17 +529,13 @@ NO_REQUESTS = {
     "a group that nobody has": with_format(2, ["x", LEASE_OF_ONE]),
     "a reserved group": with_format(2, ["__horizon", LEASE_OF_ONE]),
     "no text": b"\xff",
-    "many digits": b'{"format":2,"commands":[["default",{"lease":{"max_messages":'
-    + b"9" * 10_000
-    + b"}}]]}",
+    "many digits": b'{"format":2,"commands":[["default",{"lease":{"max_messages":%s}}]]}'
+    % (b"9" * 10_000),
     "deep": b'{"format":2,"commands":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "an unknown operation": b'{"format":2,"commands":[["default",{"burn":{}}]]}',
-    "a settle of nobody's lease": json.dumps(
-        {
-            "format": 2,
-            "commands": [["default", {"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]],
-        }
-    ).encode(),
+    "a settle of nobody's lease": with_format(
+        2, ["default", {"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]
+    ),
 }
 
 
@@ -642,25 +605,18 @@ def test_an_outcome_that_cannot_be_read_is_an_error(queue: Queue, byte_store: By
         held.ack()
 
 
-def test_a_settle_of_a_lost_lease_fails_at_its_own_caller(queue: Queue) -> None:
+def test_a_settle_of_a_lost_lease_fails_at_its_own_caller(
+    queue: Queue, pool: ThreadPoolExecutor
+) -> None:
     other = again(queue)
     held = leased(other, 5)
     queue.group().seek("latest")
     queue.publish(["more"])
     sharing(other)
-    caught: list[BaseException] = []
-
-    def ack() -> None:
-        try:
-            held.ack()
-        except errors.LeaseLost as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=ack)
-    thread.start()
+    settled = pool.submit(held.ack)
     leased(queue, 1)
-    thread.join(30)
-    assert len(caught) == 1
+    with pytest.raises(errors.LeaseLost):
+        settled.result(30)
 
 
 def test_the_request_of_a_dead_writer_is_not_run_and_goes(
@@ -790,24 +746,19 @@ def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
 
 
 def test_a_writer_waits_for_the_commit_of_the_one_before_it(
-    queue: Queue, byte_store: ByteStore, limits: Limits
+    queue: Queue, byte_store: ByteStore, limits: Limits, pool: ThreadPoolExecutor
 ) -> None:
     limits(turn_seconds=30.0)
     byte_store.inject(
         "create", of=ledgers_of(queue).files, before=lambda: until(lambda: len(files(queue)) == 2)
     )
-    got: list[Lease] = []
-    first = threading.Thread(target=lambda: got.append(leased(queue, 5)))
-    first.start()
+    first = pool.submit(leased, queue, 5)
     until(lambda: files(queue))
     again(queue).group("other").ensure()
     younger = sharing(again(queue))  # it knows a later version, so its request comes after
     before = ledgers_of(younger).version()
-    second = threading.Thread(target=lambda: got.append(leased(younger, 5)))
-    second.start()
-    first.join(30)
-    second.join(30)
-    assert len(sequences(got[0]) | sequences(got[1])) == 10
+    second = pool.submit(leased, younger, 5)
+    assert len(sequences(first.result(30)) | sequences(second.result(30))) == 10
     assert ledgers_of(queue).version() <= before + 2, "nobody lost a race"
 
 
@@ -854,23 +805,21 @@ def test_commits_by_a_person_are_not_delegated(queue: Queue, byte_store: ByteSto
     assert not [path for path in written if path.startswith(FOLDER)]
 
 
-def test_writers_that_meet_share_commits_and_lose_nothing(queue: Queue) -> None:
+def test_writers_that_meet_share_commits_and_lose_nothing(
+    queue: Queue, pool: ThreadPoolExecutor
+) -> None:
     """Six handles, as on six machines, drain a queue at once."""
     queue.publish([f"more {n}" for n in range(280)])
-    done: list[int] = []
+    before = ledgers_of(queue).version()
 
-    def work(number: int) -> None:
-        group = again(queue).group()
+    def work(number: int) -> list[int]:
+        group, done = again(queue).group(), list[int]()
         while (lease := group.lease(f"w{number}", max_messages=10)) is not None:
             done.extend(sequences(lease))
             lease.ack()
+        return done
 
-    before = ledgers_of(queue).version()
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    done = [sequence for each in pool.map(work, range(6)) for sequence in each]
     assert len(done) == len(set(done)) == 300
     stats = queue.group().stats()
     assert (stats.ready, stats.leased) == (0, 0)
@@ -883,6 +832,4 @@ def test_a_commit_of_another_writer_leases_only_the_named_messages(queue: Queue)
     delegated = Acquire("delegated", 5, intervals=[(first + 7, first + 7), (first + 9, first + 10)])
     turn = delegate(again(queue), delegated)
     assert leased(queue, 1)
-    (result,) = outcome(turn)
-    theirs = decode_result(delegated, result)
-    assert sequences(theirs) == {first + 7, first + 9, first + 10}
+    assert granted(turn) == {first + 7, first + 9, first + 10}

@@ -11,15 +11,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.handles import again, lease, on_commit, until
 from support.limits import Limits
-from support.machines import processes
+from support.machines import pool, processes
 from support.steps import Step
 from support.tables import checkpoint, group_ledger_of, ledgers_of
 
@@ -32,7 +33,7 @@ from spark_mq.storage.commit_turn import SERVED
 from spark_mq.storage.local_turn import LocalTurn
 
 MINUTE = 60.0
-__all__ = ["processes"]
+__all__ = ["pool", "processes"]
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -43,12 +44,6 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
     queue.publish([str(n) for n in range(20)])
     queue.group().ensure()
     return queue
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
 
 
 def turn_of(queue: Queue, commands: Any = None) -> LocalTurn:
@@ -107,77 +102,17 @@ def test_the_first_in_line_commits_for_all_that_wait(
     held = lease(queue, 3)
     holder, before = holder_of(queue), ledgers_of(queue).version()
     handles = [again(queue) for _ in range(3)]
-    leases = waiting(queue, pool, *(lambda one=one: lease(one, 4) for one in handles))
-    acked = waiting(queue, pool, held.ack)
-    until(lambda: len(written(queue)) == 4)
+    calls = (partial(lease, handle, 4) for handle in handles)
+    acked, *leases = waiting(queue, pool, held.ack, *calls)
     holder.close()
-    found = [one.result(30) for one in leases]
-    assert acked[0].result(30).settled == 3
+    assert acked.result(30).settled == 3
+    assert len({seq for leased in leases for seq in sequences(leased.result(30))}) == 12
     assert len(notes(queue, before)) == 1
-    assert all(ledgers_of(one).backoff.pause == 0 for one in (queue, *handles)), "the line orders"
-    assert len(set[int]().union(*map(sequences, found))) == 12
+    pauses = [ledgers_of(handle).backoff.pause for handle in (queue, *handles)]
+    assert pauses == [0.0] * 4, "the line orders"
     assert requests(queue) == []
     stats = again(queue).group().stats()
     assert (stats.leased, stats.acked) == (12, 3)
-
-
-def test_the_first_in_line_commits_for_all_groups(queue: Queue, pool: ThreadPoolExecutor) -> None:
-    for name in ("b", "c"):
-        queue.group(name).ensure()
-    held = lease(queue, 3)
-    holder, before = holder_of(queue), ledgers_of(queue).version()
-    handles = {name: again(queue) for name in ("default", "b", "c")}
-
-    def ask(name: str) -> Lease:
-        found = handles[name].group(name).lease(f"w-{name}", max_messages=4)
-        assert found is not None
-        return found
-
-    leases = waiting(queue, pool, *(lambda name=name: ask(name) for name in handles))
-    (acked,) = waiting(queue, pool, held.ack)
-    until(lambda: len(written(queue)) == 4)
-    holder.close()
-    assert [len(sequences(one.result(30))) for one in leases] == [4, 4, 4]
-    assert acked.result(30).settled == 3
-    (note,) = notes(queue, before)
-    changes = {each["group"]: each["operation"] for each in note["groups"]}
-    assert changes == {"default": "ack+lease", "b": "lease", "c": "lease"}
-    stats = {name: again(queue).group(name).stats() for name in handles}
-    assert [(one.leased, one.acked) for one in stats.values()] == [(4, 3), (4, 0), (4, 0)]
-    assert [one.worker_id for one in again(queue).group("b").leases()] == ["w-b"]
-    for taken in leases:
-        assert taken.result(30).ack().settled == 4
-
-
-def test_a_commit_that_does_not_change_the_group_of_a_request_does_not_run_it(
-    queue: Queue, pool: ThreadPoolExecutor
-) -> None:
-    """Another commit could run it at the same time, because the two would not conflict."""
-    queue.group("b").ensure()
-    held = queue.group("b").lease("w", max_messages=3)
-    assert held is not None
-    held.ack()
-    holder, before = holder_of(queue), ledgers_of(queue).version()
-    (twice,) = waiting(queue, pool, lambda: queue.group("b").ack(held.lease_id))
-    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
-    names = [path.stem[-32:] for path in requests(queue)]
-    holder.close()
-    assert twice.result(30).settled == 0
-    assert len(sequences(asked.result(30))) == 5
-    served = [pair for note in notes(queue, before) for pair in note.get(SERVED, {}).items()]
-    by_others = [name for name, outcome in served if outcome is not None]
-    assert sum(name in names for name in by_others) <= 1, "only the lease changes a group"
-
-
-def test_settles_of_others_run_before_leases(queue: Queue, pool: ThreadPoolExecutor) -> None:
-    """So a lease gets what another process gives back in the same commit."""
-    held, holder = lease(queue, 20), holder_of(queue)
-    taken = waiting(queue, pool, lambda: lease(again(queue), 20))
-    given = pool.submit(held.release)
-    until(lambda: len(written(queue)) == 2)
-    holder.close()
-    assert given.result(30).settled == 20
-    assert len(sequences(taken[0].result(30))) == 20
 
 
 def test_what_a_holder_ran_that_died_before_its_answers_is_not_run_again(
@@ -235,12 +170,9 @@ def test_a_frozen_holder_runs_nothing_that_was_run_meanwhile(
     (asked,) = waiting(queue, pool, lambda: lease(other, 5))
     thawed = threading.Event()
 
-    def freeze() -> None:
-        assert thawed.wait(30)
-
-    frozen_at = on_commit(monkeypatch, "leases", before=freeze)
+    frozen_at = on_commit(monkeypatch, "leases", before=lambda: thawed.wait(30))
     slow = again(queue)
-    own = pool.submit(lambda: lease(slow, 4))
+    own = pool.submit(lease, slow, 4)
     until(lambda: len(written(queue)) == 2)
     holder.close()
     until(lambda: frozen_at.calls == 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,7 +16,7 @@ from spark_mq.util.fair_lock import FairLock
 from support.limits import Limits
 from support.tables import ledgers_of
 
-__all__ = ["end_requests", "machines", "processes", "sharing"]
+__all__ = ["end_requests", "machines", "pool", "processes", "sharing"]
 
 
 @pytest.fixture
@@ -33,6 +35,13 @@ def machines(processes: None, monkeypatch: pytest.MonkeyPatch, limits: Limits) -
     """Let each handle, with a lock of its own, delegate. Nobody waits for those before it."""
     monkeypatch.setattr(LedgerTable, "delegates", True)
     limits(turn_seconds=0.0)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that are waited for at the end."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
 
 
 def sharing(queue: Queue, *, led_for: float = 0.0) -> Queue:
