@@ -430,7 +430,7 @@ DEAD_LETTERS = [
     *of("redrive", "where", ["  "], "it is empty"),
     *of("redrive", "where", [7], "where=7 is not a condition: give SQL like"),
     *each("redrive", limit=0),
-    *of("redrive", "rate", [0, "fast"]),
+    *of("redrive", "rate", [0, "fast", True]),
     *of("redrive", "to", ["", 5], "is not a queue: give a queue, or its path"),
     *of("redrive", "transform", ["nope(value)"], "Scalar Function with name nope does not exist"),
     *of("redrive", "transform", [""], "it is empty"),
@@ -529,7 +529,10 @@ MESSAGES = [
     (Message("a", deliver_at="soon"), ["message 0", "deliver_at", "time zone", "timedelta"]),
     (Message("a", expires_at=timedelta(days=-1)), ["message 0", "expires_at", "from now"]),
     ("\ud800", ["message 0", "UTF-8"]),
-    *[(Message("a", priority=wrong), ["priority"]) for wrong in (-1, 10, 1.0, True, "5", None)],
+    *[
+        (Message("a", priority=wrong), ["priority"])
+        for wrong in (-1, 10, 1.0, True, pa.scalar(True), "5", None)
+    ],
 ]
 
 

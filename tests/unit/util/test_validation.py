@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -92,6 +93,12 @@ def test_a_function_is_refused_although_a_default_of_it_cannot_be_shown():
         ("1 Day", 24 * HOUR),
         ("2d 3h", 51 * HOUR),
         ("1m30s", 90 * SECOND),
+        (np.float64(1.5), SECOND * 3 // 2),
+        (np.float32(1.5), SECOND * 3 // 2),
+        (np.timedelta64(1500, "ms"), SECOND * 3 // 2),
+        (np.timedelta64(1_500_000_000, "ns"), SECOND * 3 // 2),
+        (pa.scalar(1.5), SECOND * 3 // 2),
+        (pa.scalar(timedelta(seconds=1.5)), SECOND * 3 // 2),
     ],
 )
 def test_a_duration_comes_in_many_forms(value, expected):
@@ -101,7 +108,8 @@ def test_a_duration_comes_in_many_forms(value, expected):
 @pytest.mark.parametrize(
     "value",
     [-1, "-1s", float("nan"), float("inf"), True, None, "", "s", "1 week", "1s 2m", "1,5s", "1e3",
-     b"1s", [1], 10**12, timedelta(-1), 1e-9, float("-inf"), "5 parsecs", "1" + "0" * 30],
+     b"1s", [1], 10**12, timedelta(-1), 1e-9, float("-inf"), "5 parsecs", "1" + "0" * 30,
+     np.bool_(True), pa.scalar(True)],
 )  # fmt: skip
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(
@@ -145,7 +153,7 @@ def test_good_counts(value, expected):
 @pytest.mark.parametrize(
     "value",
     [0, -1, 2**31, 1.0, "1.0", "one", "", None, True, "1_000", "²", float("nan"), float("inf"),
-     False, [], 10**30],
+     False, [], 10**30, np.bool_(True), pa.scalar(True)],
 )  # fmt: skip
 def test_bad_counts_are_refused(value):
     with pytest.raises(
