@@ -72,50 +72,30 @@ def test_a_queue_is_opened_or_created_by_name(tmp_path: Path) -> None:
         Queue(str(tmp_path))  # type: ignore[arg-type]
 
 
-def test_a_path_without_a_queue(refused: Refused, tmp_path: Path) -> None:
-    error = refused(
-        errors.QueueNotFound,
-        lambda: Queue.open(tmp_path / "q"),
-        str(tmp_path / "q"),
-        "Queue.create",
-    )
-    assert error.path == str(tmp_path / "q")
-    assert isinstance(error, LookupError)
-
-
 def test_a_queue_that_is_there_already(refused: Refused, queue: Queue) -> None:
-    error = refused(
-        errors.QueueExists,
-        lambda: Queue.create(queue.path),
-        queue.path,
-        "Queue.open",
-        "exist_ok=True",
-    )
+    reported = (queue.path, "Queue.open", "exist_ok=True")
+    error = refused(errors.QueueExists, lambda: Queue.create(queue.path), *reported)
     assert error.path == queue.path
     assert Queue.create(queue.path, exist_ok=True).stats()["published"] == 2
 
 
-def test_a_path_that_is_another_delta_table(refused: Refused, tmp_path: Path) -> None:
-    write_deltalake(tmp_path / "t", pa.table({"x": [1]}))
-    for call in (Queue.open, Queue.create):
-        error = refused(
-            errors.NotAQueue,
-            lambda call=call: call(tmp_path / "t"),
-            "itself a Delta table",
-            "path of its own",
-        )
-        assert error.path == str(tmp_path / "t")
+@pytest.mark.parametrize("call", [Queue.open, Queue.create])
+def test_a_path_that_is_another_delta_table(
+    refused: Refused, tmp_path: Path, call: Callable[..., Any]
+) -> None:
+    write_deltalake(tmp_path, pa.table({"x": [1]}))
+    reported = ("itself a Delta table", "path of its own")
+    error = refused(errors.NotAQueue, lambda: call(tmp_path), *reported)
+    assert error.path == str(tmp_path)
 
 
+@pytest.mark.parametrize("call", [Queue.open, Queue.create])
 @pytest.mark.parametrize("description", [None, "mine", '{"format": "other"}', "[1]"])
 def test_messages_of_somebody_else(
-    refused: Refused, tmp_path: Path, description: str | None
+    refused: Refused, tmp_path: Path, description: str | None, call: Callable[..., Any]
 ) -> None:
-    DeltaTable.create(tmp_path / "q" / "messages", MESSAGE_SCHEMA, description=description)
-    refused(errors.NotAQueue, lambda: Queue.open(tmp_path / "q"), "messages", "not one of a queue")
-    refused(
-        errors.NotAQueue, lambda: Queue.create(tmp_path / "q"), "messages", "not one of a queue"
-    )
+    DeltaTable.create(tmp_path / "messages", MESSAGE_SCHEMA, description=description)
+    refused(errors.NotAQueue, lambda: call(tmp_path), "messages", "not one of a queue")
 
 
 def test_leases_of_somebody_else(refused: Refused, queue: Queue) -> None:
@@ -146,22 +126,20 @@ def test_a_queue_of_a_later_version(refused: Refused, tmp_path: Path) -> None:
 def test_a_half_made_queue_is_finished_by_making_it_again(
     refused: Refused, tmp_path: Path, byte_store: ByteStore, died_before: str
 ) -> None:
+    path = tmp_path / "q"
     byte_store.inject("create", of=f"q/{died_before}", before=die)
     with pytest.raises(Killed):
-        Queue.create(tmp_path / "q", visibility_timeout="7s")
+        Queue.create(path, visibility_timeout="7s")
     if died_before == "messages":
-        refused(errors.QueueNotFound, lambda: Queue.open(tmp_path / "q"))
+        error = refused(errors.QueueNotFound, lambda: Queue.open(path), str(path), "Queue.create")
+        assert isinstance(error, LookupError)
     elif died_before == "leases":
-        refused(
-            errors.QueueExists,
-            lambda: Queue.create(tmp_path / "q"),
-            "visibility_timeout=7s, not 1m",
-        )
+        other = "visibility_timeout=7s, not 1m"
+        refused(errors.QueueExists, lambda: Queue.create(path), other)
     else:
-        assert Queue.open(tmp_path / "q").settings.group.visibility_timeout == timedelta(seconds=7)
-    queue = Queue.create(
-        tmp_path / "q", visibility_timeout="7s", exist_ok=died_before.startswith("dead")
-    )
+        assert Queue.open(path).settings.group.visibility_timeout == timedelta(seconds=7)
+    exist_ok = died_before.startswith("dead")
+    queue = Queue.create(path, visibility_timeout="7s", exist_ok=exist_ok)
     assert queue.settings.group.visibility_timeout == timedelta(seconds=7)
     queue.publish("a")
     lease(queue).ack()
@@ -171,21 +149,14 @@ def test_a_half_made_queue_is_finished_by_making_it_again(
 def test_a_folder_with_other_files_is_not_made_a_queue(refused: Refused, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
-    (mine / ".hidden").touch()
-    Queue.create(mine, dead_letter_path=tmp_path / "dead").publish(
-        "a"
-    )  # what a file system leaves everywhere is no hindrance
+    (mine / ".hidden").touch()  # what a file system leaves everywhere is no hindrance
+    Queue.create(mine, dead_letter_path=tmp_path / "dead")
     (mine / "report.csv").touch()
-    assert Queue.create(mine, exist_ok=True).stats()["published"] == 1, (
-        "a queue that is there stays one"
-    )
-    for name in ("a.csv", "b.csv", "c.csv", "d.csv"):
-        (tmp_path / name).touch()
-    reported = ("a.csv, b.csv, c.csv and 2 more", "folder of its own")
-    error = refused(
-        errors.NotAQueue, lambda: Queue.create(tmp_path, exist_ok=True), str(tmp_path), *reported
-    )
-    assert error.path == str(tmp_path)
+    Queue.create(mine, exist_ok=True)  # a queue that is there stays one
+    for name in "abcd":
+        (tmp_path / f"{name}.csv").touch()
+    reported = (str(tmp_path), "a.csv, b.csv, c.csv and 2 more", "folder of its own")
+    refused(errors.NotAQueue, lambda: Queue.create(tmp_path, exist_ok=True), *reported)
 
 
 # -- tables that were changed under the queue
@@ -201,28 +172,20 @@ def test_messages_gone(refused: Refused, queue: Queue) -> None:
 
 def test_messages_made_anew(refused: Refused, queue: Queue) -> None:
     """Old ledgers over a new log: sequences would mean other messages."""
-    held = again(queue)
-    held.stats()
     shutil.rmtree(messages_of(queue).path)
     MessageTable(messages_of(queue).path).create(context_of(queue).settings.to_json())
     refused(errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
-    with pytest.raises(errors.NotAQueue, match="created again after"):
-        held.publish("x")
-    assert DeltaTable(messages_of(queue).path).version() == 0
 
 
 def test_a_queue_made_anew_under_a_handle(refused: Refused, queue: Queue) -> None:
-    held = queue.group()
-    lease_id = held.lease("w").lease_id
+    held = queue.group().lease("w")
     shutil.rmtree(queue.path)
     fresh = Queue.create(queue.path)
     for _ in range(5):
         fresh.publish("x")
         lease(fresh, 1)
-    refused(
-        errors.NotAQueue, lambda: held.ack(lease_id), "created again after", "Open the queue again"
-    )
-    refused(errors.NotAQueue, lambda: held.lease("w"), "created again after")
+    for call in (held.ack, lambda: queue.group().lease("w")):
+        refused(errors.NotAQueue, call, "created again after", "Open the queue again")
 
 
 PROTOCOLS = {
@@ -259,24 +222,6 @@ def test_a_table_with_features_that_an_engine_cannot_handle(
     assert error.path == str(path)
 
 
-def test_a_commit_that_is_not_readable_names_itself(refused: Refused, queue: Queue) -> None:
-    queue.publish("c")
-    broken = Path(messages_of(queue).path, "_delta_log", f"{1:020d}.json")
-    broken.write_text('{"add": ')
-    error = refused(
-        errors.CorruptLog, MessageTable(messages_of(queue).path).index, "commit 1", "backup"
-    )
-    assert error.version == 1
-
-
-def test_a_commit_that_is_gone_names_itself(refused: Refused, queue: Queue) -> None:
-    queue.publish("c")
-    DeltaTable(messages_of(queue).path).create_checkpoint()
-    Path(messages_of(queue).path, "_delta_log", f"{1:020d}.json").unlink()
-    error = refused(errors.CorruptLog, lambda: again(queue).stats(), "commit 1", "gone", "backup")
-    assert (error.path, error.version) == (messages_of(queue).path, 1)
-
-
 # -- settings
 
 
@@ -308,39 +253,30 @@ def test_secrets_of_storage_options_are_never_reported(
     options = {"AWS_SECRET_ACCESS_KEY": SECRET, "azure_storage_account_key": SECRET}
     queue = Queue.create(tmp_path / "q", storage_options=options)
     queue.publish("a")
-    held = lease(queue)
-    reported = [
-        repr(thing) + str(thing)
-        for thing in (
-            queue,
-            queue.group(),
-            held,
-            messages_of(queue),
-            ledgers_of(queue),
-            queue.dead_letters,
-            queue.stats(),
-        )
-    ]
+    shown = (
+        *(queue, queue.group(), lease(queue), queue.dead_letters, queue.stats()),
+        *(messages_of(queue), ledgers_of(queue)),
+    )
+
+    def publish_without_a_log() -> None:
+        shutil.rmtree(messages_of(queue).path)
+        queue.publish("b")
+
+    no_url = {**options, "AWS_ENDPOINT_URL": "no url"}
     calls: list[Callable[[], Any]] = [
         lambda: Queue.create(tmp_path / "q", storage_options=options),
         lambda: Queue.open(tmp_path / "none", storage_options=options),
         lambda: queue.publish([None]),
         lambda: queue.group().ack("x"),
         lambda: Queue.open("nonsense://bucket/q", storage_options=options),
-        lambda: Queue.create(
-            "s3://no-such-bucket/q", storage_options={**options, "AWS_ENDPOINT_URL": "no url"}
-        ),
+        lambda: Queue.create("s3://no-such-bucket/q", storage_options=no_url),
+        publish_without_a_log,
     ]
+    reported = [repr(thing) + str(thing) for thing in shown]
     for call in calls:
         with pytest.raises(Exception) as caught:  # noqa: PT011 - any error
             call()
-        reported += [
-            repr(caught.value),
-            str(getattr(caught.value, "data", "")),
-            "".join(traceback.format_exception(caught.value)),
-        ]
-    shutil.rmtree(messages_of(queue).path)
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        queue.publish("b")
-    reported += ["".join(traceback.format_exception(caught.value)), caplog.text]
-    assert not [text for text in reported if SECRET in text]
+        error = caught.value
+        reported += [repr(error), str(getattr(error, "data", ""))]
+        reported += traceback.format_exception(error)
+    assert not [text for text in (*reported, caplog.text) if SECRET in text]
