@@ -7,7 +7,7 @@ import multiprocessing
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from support.byte_store import ByteStore, Call
@@ -18,6 +18,7 @@ from spark_mq import Queue
 from spark_mq.delta.actions import log_path
 from spark_mq.errors import QueueExists, QueueNotFound
 
+W = TypeVar("W")
 CALLS = ("read", "open", "stat", "list", "iterate", "write", "create")
 """What a store is asked for while a queue is created, opened or swept."""
 ANYWHERE = pytest.mark.parametrize(
@@ -30,45 +31,53 @@ ANYWHERE = pytest.mark.parametrize(
 """The stores whose calls count as steps: without those of the dead letters it is quick."""
 
 
-def meanwhile(
-    byte_store: ByteStore, at: int, rival: Callable[[], object], where: str
-) -> Callable[[], bool]:
-    """Let a rival act before the n-th call to a store, and return whether it came to that.
-
-    Only calls to stores with such a path count, and none of the rival's own.
-    """
-    calls, done = itertools.count(1), []
-
-    def interrupted(call: Call) -> Any:
-        if not done and re.search(where, call.store.root) and next(calls) == at:
-            done.append(True)
-            rival()
-        return call.run()
-
-    byte_store.on(*CALLS, act=interrupted)
-    return lambda: bool(done)
-
-
 def each_step(
-    act: Callable[[], Any], rival: Callable[[], object], prepare: Callable[[], None], where: str
-) -> Iterator[Any]:
-    """Yield what comes of an act for each step of it at which the rival acts."""
-    for at in itertools.count(1):
-        prepare()
-        with pytest.MonkeyPatch.context() as patch:
-            reached = meanwhile(ByteStore(patch), at, rival, where)
-            result = outcome(act)
-        yield result
-        if not reached():
-            assert at > 3
+    prepare: Callable[[], W], act: Callable[[W], Any], rival: Callable[[W], Any], where: str
+) -> Iterator[tuple[W, list[Any]]]:
+    """Let a rival act at each step of an act in turn, each time on what has just been prepared.
+
+    Yield that, and what came of the act and of the rival's. A step is a call to a store with such
+    a path.
+    """
+    for step in itertools.count(1):
+        prepared = prepare()
+        outcomes = at_step(step, prepared, act, rival, where)
+        yield prepared, outcomes
+        if len(outcomes) == 1:
+            assert step > 3
             return
 
 
-def outcome(act: Callable[[], Any]) -> Any:
+def at_step(
+    step: int, prepared: W, act: Callable[[W], Any], rival: Callable[[W], Any], where: str
+) -> list[Any]:
+    calls, others = itertools.count(1), list[Any]()
+
+    def interrupted(call: Call) -> Any:
+        if not others and re.search(where, call.store.root) and next(calls) == step:
+            others.append(None)  # so that no call of the rival is a step
+            others[:] = [outcome(rival, prepared)]
+        return call.run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        ByteStore(patch).on(*CALLS, act=interrupted)
+        return [outcome(act, prepared), *others]
+
+
+def outcome(act: Callable[[W], Any], prepared: W) -> Any:
+    """Return the result of an act, or its error."""
     try:
-        return act()
+        return act(prepared)
     except (QueueExists, QueueNotFound) as error:
         return error
+
+
+def creator(lanes: int, exist_ok: bool = False) -> Callable[[dict[str, Any]], Queue]:
+    return lambda at: Queue.create(**at, lanes=lanes, exist_ok=exist_ok)
+
+
+def open_at(at: dict[str, Any]) -> Queue:
+    return Queue.open(**at)
 
 
 @ANYWHERE
@@ -76,25 +85,14 @@ def outcome(act: Callable[[], Any]) -> Any:
 def test_of_creators_with_unlike_settings_one_wins_wherever_they_meet(
     place: Place, exist_ok: bool, where: str
 ) -> None:
-    at, rivals = dict[str, Any](), list[Any]()
-
-    def prepare() -> None:
-        at.update(place())
-        rivals.clear()
-
-    def create(lanes: int) -> Queue:
-        return Queue.create(**at, lanes=lanes, exist_ok=exist_ok)
-
-    for found in each_step(
-        lambda: create(1), lambda: rivals.append(outcome(lambda: create(2))), prepare, where
-    ):
-        both = [found, *rivals]
-        (winner,) = [one for one in both if isinstance(one, Queue)]
-        for error in (one for one in both if one is not winner):
+    mine, theirs = creator(1, exist_ok), creator(2, exist_ok)
+    for at, outcomes in each_step(place, mine, theirs, where):
+        (winner,) = [one for one in outcomes if isinstance(one, Queue)]
+        for error in (one for one in outcomes if one is not winner):
             assert isinstance(error, QueueExists)
             assert "remove" not in str(error)
             assert f"lanes={winner.settings.lanes}, not {3 - winner.settings.lanes}" in str(error)
-        assert Queue.open(**at).settings == winner.settings
+        assert open_at(at).settings == winner.settings
 
 
 @ANYWHERE
@@ -102,71 +100,42 @@ def test_of_creators_with_unlike_settings_one_wins_wherever_they_meet(
 def test_of_creators_with_the_same_settings_one_wins_or_all_may_use_it(
     place: Place, exist_ok: bool, where: str
 ) -> None:
-    at, rivals = dict[str, Any](), list[Any]()
-
-    def prepare() -> None:
-        at.update(place())
-        rivals.clear()
-
-    def create() -> Queue:
-        return Queue.create(**at, lanes=2, exist_ok=exist_ok)
-
-    for found in each_step(create, lambda: rivals.append(outcome(create)), prepare, where):
-        both = [found, *rivals]
-        queues = [one for one in both if isinstance(one, Queue)]
-        assert len(queues) == (len(both) if exist_ok else 1)
-        assert {queue.settings for queue in queues} == {Queue.open(**at).settings}
+    for at, outcomes in each_step(place, creator(2, exist_ok), creator(2, exist_ok), where):
+        queues = [one for one in outcomes if isinstance(one, Queue)]
+        assert len(queues) == (len(outcomes) if exist_ok else 1)
+        assert {queue.settings for queue in queues} == {open_at(at).settings}
 
 
 @ANYWHERE
 def test_a_queue_can_be_opened_at_each_step_of_its_creation(place: Place, where: str) -> None:
-    at, opened = dict[str, Any](), list[Any]()
-
-    def prepare() -> None:
-        at.update(place())
-        opened.clear()
-
-    def use() -> None:
-        opened.append(outcome(lambda: Queue.open(**at)))
-
     missing = 0
-    for created in each_step(lambda: Queue.create(**at, lanes=2), use, prepare, where):
-        assert isinstance(created, Queue)
+    for at, (created, *opened) in each_step(place, creator(2), open_at, where):
         for queue in opened:
             missing += isinstance(queue, QueueNotFound)
             assert isinstance(queue, QueueNotFound) or queue.settings == created.settings
         created.publish("a")
-        assert lease(Queue.open(**at)).ack().settled == 1
+        assert lease(open_at(at)).ack().settled == 1
     assert 0 < missing < 20
 
 
 def test_a_queue_can_be_created_at_each_step_of_an_open(place: Place) -> None:
-    at, created = dict[str, Any](), list[Queue]()
-
-    def prepare() -> None:
-        at.update(place())
-        created.clear()
-
-    def create() -> None:
-        created.append(Queue.create(**at, lanes=2))
-
-    found = list(each_step(lambda: Queue.open(**at), create, prepare, ""))
-    assert all(isinstance(one, Queue | QueueNotFound) for one in found)
+    for _, (_, *created) in each_step(place, open_at, creator(2), ""):
+        assert all(isinstance(queue, Queue) for queue in created)
 
 
 @pytest.mark.parametrize("table", ["commits", "history"])
 def test_two_sweeps_create_a_table_at_once(place: Place, table: str) -> None:
     """At each step of the one that comes first."""
-    queues: list[Queue] = []
 
-    def prepare() -> None:
+    def two_handles() -> list[Queue]:
         queue = Queue.create(**place(), durable=False)
         queue.publish("a")
         lease(queue).release()
-        queues[:] = [queue, again(queue)]
+        return [queue, again(queue)]
 
     chore = archive if table == "history" else index_commits
-    for _ in each_step(lambda: chore(queues[0]), lambda: chore(queues[1]), prepare, f"/{table}$"):
+    first, second = (lambda queues: chore(queues[0])), (lambda queues: chore(queues[1]))
+    for queues, _ in each_step(two_handles, first, second, f"/{table}$"):
         queues[1].sweep()
         assert again(queues[0]).stats()["published"] == 1
 
