@@ -51,19 +51,6 @@ def test_a_narrow_terminal_shows_the_whole_failure_of_letters(
     assert "…" not in shown.replace(shape, "")
 
 
-def test_a_dry_run_shows_the_first_change_of_a_long_value(run: Run, tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "orders", durable=False)
-    queue.publish(['{"name": "' + "x" * 90 + '", "currency": "EURO", "to": 1}', '{"a": 1}'])
-    lease(queue, 2, "billing").reject(error="bad")
-    queue.sweep()
-    sql = "replace(CAST(value AS TEXT), 'EURO', 'EUR')"
-    here = ("dlq", "redrive", "-q", queue.path, "--transform", sql, "--dry-run")
-    long, short = run(*here).out.splitlines()[1:]
-    assert '...x", "currency": "EURO", "to": 1}  ...x", "currency": "EUR", "to": 1}' in long
-    assert short.count('  {"a": 1}  ') == 2
-    assert "x" * 90 in run(*here, "-o", "json").rows[0]["new_value"]
-
-
 @pytest.mark.parametrize("words", [("work", "--until", "empty"), ("replay",)])
 @pytest.mark.parametrize(
     "mistake",
@@ -88,33 +75,6 @@ def test_a_handler_of_the_other_mode_gets_the_hint(
     handler = (f"{tmp_path}/newcomer_{mode}.py:bill", "-q", queue.path, "-g", "billing")
     run_command([*words, "--mode", mode, *handler])
     assert hint in "".join(capsys.readouterr())
-
-
-def test_a_sequence_may_be_that_of_the_page(run: Run, queue: Queue) -> None:
-    here = ("-q", queue.path)
-    number = queue.peek(2)[1].sequence
-    place = f"{number >> 32}:1"
-    lease(queue, 1, "billing").reject(error="bad")
-    queue.sweep()
-    (dead,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
-    letter = f"{dead >> 32}:{dead % 2**32}"
-    assert run("trace", place, *here).out == run("trace", number, *here).out
-    assert run("trace", "--now", place, *here).out == run("trace", "--now", number, *here).out
-    assert "id-0" in run("dlq", "list", letter, *here).out
-    after = run("peek", "--after", place, *here, "-o", "json").rows
-    assert [row["message_id"] for row in after] == ["id-2", "id-3"]
-    new = run("peek", "-f", "--after", place, "-n", 1, *here, "-o", "json").row
-    assert new["message_id"] == "id-2"
-    group = ("group",)
-    moved = run(*group, "seek", "billing", "--to", place, *here, "-o", "json").row
-    assert moved == run(*group, "seek", "billing", "--to", number, *here, "-o", "json").row
-    done = run(*group, "resolve", "billing", place, "--to=discard", "-y", *here, "-o", "json").row
-    assert done["discarded"] == 1
-    run(*group, "configure", "late", "--create", "--start", place, *here)
-    assert queue.group("late").stats().ready == 3
-    for wrong in ("1:", "1:2:3", "x", "1:4294967296"):
-        refused = run("trace", wrong, *here, expect=2).err
-        assert f"give a number or VERSION:ROW, or --message-id {wrong}" in refused
 
 
 def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path: Path) -> None:

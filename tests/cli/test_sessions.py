@@ -56,6 +56,9 @@ def upper(message):
 
 def refuse(message):
     raise ValueError(message.key)
+
+def leaves(message):
+    raise SystemExit(0)
 """
 
 
@@ -68,7 +71,9 @@ def folder(tmp_path: Path) -> Path:
 
     stocked_queue(tmp_path / "orders", message, "bad")
     (tmp_path / "handlers.py").write_text(MODULE)
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)")
     (tmp_path / "lines.jsonl").write_text('{"id": "1", "n": 1}\n\n{"id": "2"}\n')
+    (tmp_path / "marked.jsonl").write_text('\ufeff{"n": 1}\n{"n": 2}\n')
     for path in ("table", "started/messages"):
         (tmp_path / path / "_delta_log").mkdir(parents=True)
     return tmp_path
@@ -78,7 +83,8 @@ def said(run: Run, line: str, folder: Path) -> str:
     """What a command prints. A line of stderr begins with ``2>``."""
     command, _, stdin = line.partition(" <<< ")
     words = shlex.split(command)
-    variables = dict(word.split("=") for word in words if re.match("SPARK_MQ_[A-Z]+=", word))
+    given = [word for word in words if re.match("SPARK_MQ_[A-Z_]+=", word)]
+    variables = dict(word.split("=", 1) for word in given)
     done = run(
         *words[len(variables) :], stdin=stdin.encode().decode("unicode_escape"), expect=None,
         **variables,

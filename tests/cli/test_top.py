@@ -221,10 +221,6 @@ def test_bars_follow_the_greatest_value() -> None:
     assert show_bars([]) == ""
 
 
-def test_a_path_without_queues_is_refused(tmp_path: Path, run: Any) -> None:
-    assert "no queue" in run("top", "-q", tmp_path, expect=3).err
-
-
 def test_in_a_pipe_all_queues_are_one_table(shop: Path, run: Any) -> None:
     text = run("top", "-q", shop, "--interval", "10ms").out
     assert "queues 2  with a problem 1" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from support.commands import in_a_process, run_program, started
+from support.commands import run_program, started
 
 from spark_mq import Queue
 
@@ -26,17 +26,6 @@ def test_the_command_serves_until_a_signal(queue: Queue, end: signal.Signals) ->
     process.send_signal(end)
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
-
-
-def test_other_machines_need_a_password(tmp_path: Path) -> None:
-    run = in_a_process(tmp_path)
-    refused = run("web", tmp_path, "--address", "0.0.0.0", "--port", "0", expect=2)
-    assert "SPARK_MQ_WEB_PASSWORD" in refused.err
-    short = run("web", tmp_path, "--port", "0", expect=2, SPARK_MQ_WEB_PASSWORD="shorty")
-    assert "12" in short.err
-    assert "shorty" not in short.err
-    for done in (refused, short):
-        assert (done.out, len(done.err.splitlines())) == ("", 1)
 
 
 @pytest.mark.slow
