@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from support.limits import Limits
 from support.tables import context_of, group_ledger_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue
-from spark_mq.errors import GroupBlocked
 from spark_mq.ledger.owner_commands import Expire, Seek
 from spark_mq.operations import acquire as waiting
 from spark_mq.testing import ManualClock, next_due
@@ -27,65 +26,44 @@ LONG = "1h"
 """Of a poll that no test waits for."""
 
 
-class Waiter(threading.Thread):
-    """A thread that waits for a lease. Polls never, so that only what wakes it can end the wait."""
+Wait = Future[Lease]
+Starts = Callable[[Queue], Wait]
 
-    def __init__(self, queue: Queue, **options: object) -> None:
-        super().__init__(daemon=True)
-        self.queue, self.options = (
-            queue,
-            {"wait": "60s", "poll_interval": LONG, "max_messages": 10, **options},
-        )
-        self.lease: Lease | None = None
-        self.error: Exception | None = None
-        self.at = 0.0
 
-    def run(self) -> None:
-        try:
-            self.lease = self.queue.group().lease("waiter", **self.options)  # type: ignore[arg-type]
-        except GroupBlocked as error:
-            self.error = error
-        self.at = time.monotonic()
-
-    def values(self) -> list[bytes]:
-        self.join(30)
-        assert not self.is_alive(), "nothing woke it"
-        return [] if self.lease is None else [m.value for m in self.lease.messages]
+def values(wait: Wait) -> list[bytes]:
+    """The messages that ended a wait."""
+    return [message.value for message in wait.result(30).messages]
 
 
 @pytest.fixture
-def waiter_on(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Callable[..., Waiter]:
-    """Starts a waiter and returns once it has looked and found nothing, and sits there."""
-    sits = threading.Event()
-    real = waiting._seconds_until_due
+def waiter_on(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Iterator[Starts]:
+    """Starts a wait for a lease, and returns once that has looked and found nothing.
 
-    def until_due(group: object) -> float:
+    It polls never, so only what wakes it can end the wait.
+    """
+    sits, real = threading.Event(), waiting._seconds_until_due
+
+    def until_due(group: Any) -> float:
         sits.set()
-        return real(group)  # type: ignore[arg-type]
+        return real(group)
+
+    def start(queue: Queue) -> Wait:
+        sits.clear()
+        options = {"wait": "60s", "poll_interval": LONG, "max_messages": 10}
+        waiter = pool.submit(queue.group().lease, "w", **options)
+        assert sits.wait(30)
+        return waiter
 
     monkeypatch.setattr(waiting, "_seconds_until_due", until_due)
     limits(poll_pause=3600.0)
-
-    def start(queue: Queue, **options: object) -> Waiter:
-        sits.clear()
-        thread = Waiter(queue, **options)
-        thread.start()
-        assert sits.wait(30)
-        return thread
-
-    return start
+    with ThreadPoolExecutor() as pool:
+        yield start
 
 
-@contextmanager
-def held(queue: Queue) -> Iterator[Lease]:
-    queue.publish(["a"])
-    yield lease(queue, 1)
-
-
-def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter]) -> None:
+def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Starts) -> None:
     waiter = waiter_on(queue)
     again(queue).publish(["a"])
-    assert waiter.values() == [b"a"]
+    assert values(waiter) == [b"a"]
 
 
 @pytest.mark.parametrize(
@@ -100,34 +78,31 @@ def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter
     ids=["nacked", "released", "sought", "expired", "past its deadline"],
 )
 def test_what_makes_a_message_due_wakes_who_waits(
-    queue: Queue,
-    clock: ManualClock,
-    waiter_on: Callable[..., Waiter],
-    what: Callable[[Lease, ManualClock], object],
+    queue: Queue, clock: ManualClock, waiter_on: Starts, what: Callable[..., object]
 ) -> None:
-    with held(queue) as taken:
-        waiter = waiter_on(again(queue))
-        what(taken, clock)
-    assert waiter.values() == [b"a"]
+    queue.publish("a")
+    taken, waiter = lease(queue), waiter_on(again(queue))
+    what(taken, clock)
+    assert values(waiter) == [b"a"]
 
 
-def test_a_redriven_message_wakes_who_waits(queue: Queue, waiter_on: Callable[..., Waiter]) -> None:
-    with held(queue) as taken:
-        taken.reject()
+def test_a_redriven_message_wakes_who_waits(queue: Queue, waiter_on: Starts) -> None:
+    queue.publish("a")
+    lease(queue).reject()
     queue.sweep()
     waiter = waiter_on(queue)
     assert queue.redrive().messages == 1
-    assert waiter.values() == [b"a"]
+    assert values(waiter) == [b"a"]
 
 
-def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Callable[..., Waiter]) -> None:
+def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Starts) -> None:
     queue = make(on_max_deliveries="block", max_failures=1)
     receipt = queue.publish(["a", "b"])
     lease(queue, 2).nack([receipt.sequences[0]])
     queue.group().expire()
     waiter = waiter_on(queue)
     queue.group().unblock("retry")
-    assert waiter.values() == [b"a"]
+    assert values(waiter) == [b"a"]
 
 
 def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
@@ -151,16 +126,13 @@ def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
 
 
 def test_a_waiter_that_loses_a_race_waits_out_its_remaining_time(
-    queue: Queue, waiter_on: Callable[..., Waiter]
+    queue: Queue, waiter_on: Starts
 ) -> None:
     waiters = [waiter_on(queue), waiter_on(again(queue))]
-    queue.publish(["a"])
-    for waiter in waiters:
-        waiter.join(1)
-    loser = next(waiter for waiter in waiters if waiter.lease is None)
-    assert loser.is_alive()
-    queue.publish(["b"])
-    assert loser.values() == [b"b"]
+    queue.publish("a")
+    _, (loser,) = wait(waiters, 1, FIRST_COMPLETED)
+    queue.publish("b")
+    assert values(loser) == [b"b"]
 
 
 def test_a_wait_ends_with_its_time_and_nothing(queue: Queue) -> None:
@@ -170,7 +142,7 @@ def test_a_wait_ends_with_its_time_and_nothing(queue: Queue) -> None:
 
 
 def test_a_full_group_is_waited_for_and_the_reason_is_there_at_the_end(
-    make: Make, waiter_on: Callable[..., Waiter]
+    make: Make, waiter_on: Starts
 ) -> None:
     queue = make(max_in_flight=1)
     queue.publish(["a", "b"])
@@ -179,11 +151,11 @@ def test_a_full_group_is_waited_for_and_the_reason_is_there_at_the_end(
     assert queue.group().blocked_because == "max_in_flight"
     waiter = waiter_on(queue)
     taken.ack()
-    assert waiter.values() == [b"b"]
+    assert values(waiter) == [b"b"]
 
 
 def test_within_a_process_a_waiter_is_awake_within_20_ms(
-    tmp_path: Path, waiter_on: Callable[..., Waiter]
+    tmp_path: Path, waiter_on: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the end of the publish to the next look.
 
@@ -191,24 +163,21 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
     """
     queue = Queue.create(tmp_path / "queue")
     queue.group().ensure()
-    taken: list[float] = []
+    delays, tries = list[float](), list[float]()
+
+    def look(run: Callable[[], list[Any]], _: object) -> list[Any]:
+        tries.append(time.monotonic())
+        return run()
+
+    on_commands(monkeypatch, look)
     for _ in range(9):
-        woken: list[float] = []
         waiter = waiter_on(queue)
-
-        def look(run: Callable[[], list[Any]], _: object, woken: list[float] = woken) -> list[Any]:
-            woken.append(time.monotonic())
-            return run()
-
-        with pytest.MonkeyPatch.context() as patch:
-            on_commands(patch, look)
-            queue.publish(["a"])
-            published = time.monotonic()
-            waiter.values()
-        taken.append(woken[0] - published)
-        assert waiter.lease is not None
-        waiter.lease.ack()
-    assert sorted(taken)[4] < 0.02
+        tries.clear()
+        queue.publish("a")
+        published = time.monotonic()
+        waiter.result(30).ack()
+        delays.append(tries[0] - published)
+    assert sorted(delays)[4] < 0.02
 
 
 @pytest.fixture
@@ -225,11 +194,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_a_publish_of_another_process_is_noticed_between_two_tries(
-    tmp_path: Path,
-    waiter_on: Callable[..., Waiter],
-    limits: Limits,
-    byte_store: ByteStore,
-    tries: list[object],
+    tmp_path: Path, waiter_on: Starts, limits: Limits, byte_store: ByteStore, tries: list[object]
 ) -> None:
     """Another name of the folder stands for another process."""
     queue = Queue.create(tmp_path / "queue")
@@ -242,16 +207,12 @@ def test_a_publish_of_another_process_is_noticed_between_two_tries(
     until(lambda: len(looks) >= 5)
     assert not tries, "a look takes no turn to commit"
     other.publish(["a"])
-    assert waiter.values() == [b"a"]
+    assert values(waiter) == [b"a"]
     assert len(tries) == 1
 
 
 def test_a_look_that_fails_is_followed_by_a_try_which_says_why(
-    tmp_path: Path,
-    waiter_on: Callable[..., Waiter],
-    limits: Limits,
-    byte_store: ByteStore,
-    tries: list[object],
+    tmp_path: Path, waiter_on: Starts, limits: Limits, byte_store: ByteStore, tries: list[object]
 ) -> None:
     queue = Queue.create(tmp_path / "queue")
     limits(looks_a_try=360_000)
@@ -260,7 +221,7 @@ def test_a_look_that_fails_is_followed_by_a_try_which_says_why(
     byte_store.inject("exists", of=messages_of(queue).files, fail=PermissionError(13, "no"))
     until(lambda: tries)
     queue.publish(["a"])
-    assert waiter.values() == [b"a"]
+    assert values(waiter) == [b"a"]
 
 
 def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: ManualClock) -> None:
