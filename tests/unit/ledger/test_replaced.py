@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.ledger.intervals import (
+    MAX_REPLACED_BYTES,
     decode_replaced,
     encode_replaced,
     normalise,
@@ -30,8 +31,12 @@ def test_a_text_has_the_same_sequences(sequences: set[int]) -> None:
 
 def test_a_text_is_short() -> None:
     assert encode_replaced([13, 7, 8, 9]) == "7+2,4"
+    assert len(encode_replaced(range(10**6))) < 20
     scattered = encode_replaced(sequence(9_000, 2 * row) for row in range(1_000))
     assert len(scattered) < 2_020
+    step = 10**9 // 15_000  # each was published alone, in one of a billion commits
+    alone = encode_replaced(sequence(at * step, at % 1_000) for at in range(1, 15_001))
+    assert len(alone) <= MAX_REPLACED_BYTES
 
 
 @pytest.mark.parametrize(
