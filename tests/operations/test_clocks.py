@@ -5,15 +5,16 @@ is lost or breaks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.handles import again, history, lease
+from support.handles import again, history, lease, take, take_all
 from support.tables import group_ledger_of
 
 from spark_mq import Queue, errors
@@ -56,14 +57,12 @@ def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fence
     It is still settled once, and the loser gets an error.
     """
     ahead, _ = apart(queue, clock, 5)
-    queue.publish(["a", "b"])
+    stolen, _ = queue.publish(["a", "b"]).sequences
     mine = lease(queue, 2)
     taken = lease(ahead, 1)
     with pytest.raises(errors.LeaseLost) as caught:
         mine.ack()
-    assert [(first, why) for first, _, why in caught.value.lost] == [
-        (taken.messages[0].sequence, f"leased by {taken.lease_id}")
-    ]
+    assert caught.value.lost == [(stolen, stolen, f"leased by {taken.lease_id}")]
     assert caught.value.result.settled == 1, "what nobody had taken since is settled, late"
     assert taken.ack().settled == 1
     assert (queue.group().stats().acked, ahead.group().stats().ready) == (2, 0)
@@ -74,11 +73,9 @@ def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(
 ) -> None:
     behind, _ = apart(queue, clock, -5)
     queue.publish(["a", "b"])
-    stream = StreamSource(
-        group_ledger_of(behind.group()),
-        StreamOptions(),
-        keep_alive=lambda *_: type("Alive", (), {"stop": lambda self: None})(),
-    )
+    alive = SimpleNamespace(stop=lambda: None)
+    ledger = group_ledger_of(behind.group())
+    stream = StreamSource(ledger, StreamOptions(), keep_alive=lambda *_: alive)
     start = stream.initial()
     end = stream.latest(start)
     assert sum(piece.rows for piece, _ in stream.plan(start, end).slices) == 2
@@ -90,17 +87,10 @@ def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(
 
 # -- a clock that jumps
 
-JUMPS = ["-2h", "-400d", "2h", "400d"]
 
-
-def jump(clock: ManualClock, by: str) -> None:
-    amount = timedelta(hours=2) if by.endswith("h") else timedelta(days=400)
-    clock.set(clock() - amount if by.startswith("-") else clock() + amount)
-
-
-@pytest.mark.parametrize("by", JUMPS)
+@pytest.mark.parametrize("hours", [-2, 2, -400 * 24, 400 * 24])
 def test_a_jump_under_every_kind_of_state_breaks_nothing(
-    make: Make, clock: ManualClock, by: str
+    make: Make, clock: ManualClock, hours: int
 ) -> None:
     """Leased, waiting, delayed, dead, expired, unread: after the jump all can be looked at, and in
     the end each is done.
@@ -109,28 +99,21 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(
     queue.publish([str(n) for n in range(8)])
     queue.publish("delayed", deliver_at=clock() + timedelta(minutes=1))
     held = lease(queue, 2)
-    nacked, dead = lease(queue, 1), lease(queue, 1)
-    nacked.nack(delay="1m")
-    dead.reject()
+    lease(queue, 1).nack(delay="1m")
+    lease(queue, 1).reject()
     lease(queue, 1)
-    jump(clock, by)
+    clock.set(clock() + timedelta(hours=hours))
     worker = again(queue)
-    stats = worker.group().stats()
-    assert all(
-        value >= 0
-        for name, value in asdict(stats).items()
-        if isinstance(value, int | float) and name not in ("start_sequence", "latest_sequence")
-    )
+    stats = replace(worker.group().stats(), start_sequence=0)  # it's -1 before the first message
+    assert all(value >= 0 for value in asdict(stats).values() if isinstance(value, int | float))
     held.extend()
     assert held.expires_at > clock()
     assert held.ack().settled == 2
-    assert queue.group().expire() >= 0
+    queue.group().expire()
     worker.sweep()
-    assert queue.group().settings.visibility_timeout == timedelta(minutes=1)
     worker.publish("after")
     for _ in range(4):  # forwards until all is due, after either kind of jump
-        while (taken := worker.group().lease("w", max_messages=100)) is not None:
-            taken.ack()
+        take_all(worker.group())
         clock.advance("401d")
     worker.sweep()
     stats = worker.group().stats()
@@ -141,32 +124,23 @@ def test_a_jump_under_every_kind_of_state_breaks_nothing(
 
 def test_a_start_by_time_is_found_in_a_log_whose_clock_jumped_back(clock: ManualClock) -> None:
     queue = memory_queue(clock)
-    first = queue.publish("a").sequences[0]
+    queue.publish("a")
     middle = clock() + timedelta(minutes=1)
     clock.advance("2m")
-    late = queue.publish("b").sequences[0]
-    jump(clock, "-2h")
+    queue.publish("b")
+    clock.set(clock() - timedelta(hours=2))
     queue.publish("c")
-    taken = queue.group("g", start=middle).lease("w", max_messages=9)
-    assert [m.sequence >= late for m in taken.messages] == [True, True]
-    assert first not in [m.sequence for m in taken.messages]
+    assert take(queue.group("g", start=middle)) == ["b", "c"]
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        datetime(1, 1, 1, tzinfo=UTC),
-        datetime(1970, 1, 1, tzinfo=UTC),
-        datetime(9999, 12, 31, tzinfo=UTC),
-    ],
-)
+@pytest.mark.parametrize("at", ["0001-01-01", "1970-01-01", "9999-12-31"])
 def test_a_clock_that_is_set_to_nonsense_breaks_nothing(
-    make: Make, clock: ManualClock, at: datetime
+    make: Make, clock: ManualClock, at: str
 ) -> None:
     """A machine that starts without its battery, in 1970."""
     queue, now = make(), clock()
     queue.publish(["a", "b"])
-    clock.set(at)
+    clock.set(datetime.fromisoformat(f"{at}T00:00:00Z"))
     worker = again(queue)
     worker.publish("c")
     taken = lease(worker, 2)
@@ -239,20 +213,15 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
 
 @pytest.mark.parametrize("verb", ["nack", "release"])
 def test_a_late_nack_on_the_last_attempt_commits_the_death(
-    make: Callable[..., Queue], clock: ManualClock, verb: str
+    make: Make, clock: ManualClock, verb: str
 ) -> None:
     """Its lease expires first. A message that stayed leased would be acked with its batch."""
     queue = make(max_delivery_attempts=1, clock_skew=0)
-    queue.publish("a")
+    (sequence,) = queue.publish("a").sequences
     held = lease(queue)
     clock.advance("2m")
-    named = [range_.first for range_ in group_ledger_of(queue.group()).current()]
     with pytest.raises(errors.LeaseLost):
-        held.nack(named) if verb == "nack" else queue.group().release(held.lease_id)
-    stored = group_ledger_of(again(queue).group()).snapshot().ledger
-    assert stored is not None
-    assert [r.state for r in stored] == ["dead"]
+        held.nack([sequence]) if verb == "nack" else held.release()
     ends = [row for row in history(queue).to_pylist() if row["event"] == "lease_expired"]
-    assert [row["operation"] for row in ends] == [verb], "the operation that noticed it"
-    queue.sweep()
-    assert queue.stats()["groups"]["default"].dead_lettered == 1
+    assert [(row["state"], row["operation"]) for row in ends] == [("dead", verb)]
+    assert again(queue).sweep().routed == 1
