@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from support.handles import again
-from support.tables import messages_of
+from support.tables import group_ledger_of, messages_of
 
 from spark_mq import ConsumerGroup, Lease, Message
 from spark_mq.errors import LeaseLost
@@ -107,6 +107,7 @@ class PublicQueue:
         lease = self.group(name, handle).lease("w", max_messages=limit, **more)
         group.expire_leases(self.now)
         if lease is None:
+            self.follow_skips(name)
             return None
         chosen = [self.message(name, m.sequence) for m in lease.messages]
         group.check_some(chosen, limit, self.now)
@@ -114,7 +115,12 @@ class PublicQueue:
         counts = {m.sequence: m.delivery_count for m in lease.messages}
         assert counts == {m.seq: m.info["delivery_count"] for m in chosen}, "deliveries"
         self.leases.append(Held(name, lease, [m.seq for m in chosen]))
+        self.follow_skips(name)
         return lease
+
+    def follow_skips(self, name: str) -> None:
+        ledger = group_ledger_of(self.group(name)).current()
+        self.groups[name].follow_skips(ledger, self.now)
 
     def settle(self, how: str, at: int = -1, *named: int) -> None:
         """Settle all that a lease has left, or messages by name. It may be too late for some."""

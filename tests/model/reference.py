@@ -735,6 +735,16 @@ class ReferenceGroup:
         assert m.is_skipped, f"{m.seq:x} is skipped, and is for the group or was leased"
         assert m.for_others or m.due_at <= now, f"{m.seq:x} is skipped before it is due"
 
+    def follow_skips(self, ledger: Any, now: int) -> None:
+        """Judge what leases have settled without a delivery, and know it from now on."""
+        for m, row in self._with_rows(ledger):
+            over = m.seq <= ledger.head.start_sequence if row is None else row.state == "settled"
+            if over and m.state in ("unread", "available"):
+                self.count("expired" if m.is_expired(now) else "skipped", 1)
+                if not m.is_expired(now):
+                    self.check_skipped(m, now)
+                m.forget("settled")
+
     def check_held_in_order(self) -> None:
         """No two leases hold one key, and none holds what stands behind a message given back."""
         holders: dict[str, str] = {}

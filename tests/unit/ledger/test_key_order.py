@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from support.ledger_group import TIMEOUT, Group
 from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.ledger.interventions import RETRY_NOW, Intervene
+from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settle import ACK, NACK
@@ -180,6 +182,17 @@ def test_a_lease_takes_no_lower_priority_while_a_higher_one_is_due_in_other_lane
     group.settle("ack", "a")
     group.lease("c", 100)
     assert rows_of(group, "c") == [(1, row) for row in range(6)], "no lane with a 9 is free"
+
+
+def test_a_lower_priority_waits_until_a_filter_has_skipped_all_that_comes_first() -> None:
+    """What matches of the highest priority lies in other lanes than what a lease skips first."""
+    file = file_of(1, (5, 0, 2), (5, 1, 1), (5, 3, 2), (0, 0, 2))
+    group = ordered(file)
+    matches = {file.path: RowRuns(array("q", [3, 7]), False)}
+    grants = [group.ask(f"l{n}", 10, matches=matches) for n in range(3)]
+    leased = [(r.first - file.first, r.message_count) for grant in grants for r in grant.ranges]
+    assert leased == [(3, 2), (5, 2)]
+    assert [grant.skipped for grant in grants] == [{"filtered": 3}, {}, {}]
 
 
 def test_a_turn_of_fresh_messages_ends_before_a_lower_priority() -> None:
