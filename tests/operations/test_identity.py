@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from support.handles import lease
+from support.handles import lease, take
 
 from spark_mq import Message, Queue
 from spark_mq.delta.object_store import absolute_path, canonical_path, canonical_uri
@@ -24,18 +24,13 @@ def with_letter(queue: Queue, value: str = "a") -> Queue:
     return queue
 
 
-def values(queue: Queue) -> list[str]:
-    taken = queue.group("look").lease("w", max_messages=100)
-    return [] if taken is None else [m.value.decode() for m in taken.messages]
-
-
 def test_redrive_works_after_a_rename(tmp_path: Path) -> None:
     with_letter(Queue.create(tmp_path / "before"))
     os.rename(tmp_path / "before", tmp_path / "after")
     queue = Queue.open(tmp_path / "after")
     assert queue.redrive(dry_run=True).messages == 1
     assert queue.redrive(to_all_groups=True).messages == 1
-    assert values(queue) == ["a", "a"]
+    assert take(queue.group("look")) == ["a", "a"]
     with_letter(queue, "b")
     assert not (tmp_path / "before").exists()
 
@@ -98,60 +93,54 @@ def test_two_links_to_a_queue_are_read_as_two(tmp_path: Path) -> None:
     assert len(options.ReadOptions.parse({"path": paths}).paths) == 2
 
 
-def test_a_slash_at_the_end_is_no_part_of_a_path() -> None:
-    assert absolute_path("s3://b/q/") == "s3://b/q"
+def copy_of(queue: Queue) -> Queue:
+    path = f"{queue.path}-copy"
+    shutil.copytree(queue.path, path)
+    return Queue.open(path)
 
 
 def test_the_dead_letter_queue_of_a_copy_is_the_copy_s(tmp_path: Path) -> None:
     """A dead-letter queue that had stored its own path put letters into the original's."""
     original = with_letter(Queue.create(tmp_path / "queue"))
-    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
     before = sorted((tmp_path / "queue").rglob("*"))
-    copy = Queue.open(tmp_path / "copy")
-    with_letter(copy, "b")
-    letter = lease(copy.dead_letters, 1)
-    letter.reject(error="also bad")
+    copy = with_letter(copy_of(original), "b")
+    lease(copy.dead_letters, 1).reject(error="also bad")
     copy.dead_letters.sweep()
     copy.sweep()
     assert copy.redrive().messages >= 1
     assert sorted((tmp_path / "queue").rglob("*")) == before
-    assert original.dead_letters.stats()["published"] == 1
 
 
 def test_a_copy_does_not_write_into_the_dead_letter_queue_of_its_original(tmp_path: Path) -> None:
     dead = Queue.create(tmp_path / "dead")
     original = with_letter(Queue.create(tmp_path / "queue", dead_letter_path=dead.path))
-    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
-    copy = Queue.open(tmp_path / "copy")
+    copy = copy_of(original)
     copy.publish(["b"])
     lease(copy).reject()
     for use in (copy.sweep, copy.redrive, lambda: copy.dead_letters):
         with pytest.raises(CopiedQueue, match="rehome") as caught:
             use()
-        assert caught.value.home == str(tmp_path / "queue")
+        assert caught.value.home == original.path
     assert dead.stats()["published"] == 1
     assert copy.group().stats().dead == 1, "the message is still there"
 
     own = copy.rehome(copy=True)
     assert own.sweep().routed == 1
     assert own.settings.queue_id != original.settings.queue_id
-    assert own.redrive().messages == 1
+    assert (own.redrive().messages, original.redrive().messages) == (1, 1)
     assert (dead.stats()["published"], own.dead_letters.stats()["published"]) == (1, 1)
-    assert original.redrive().messages == 1
 
 
 def test_a_copy_that_is_a_queue_of_its_own_keeps_its_dead_letters(tmp_path: Path) -> None:
     original = with_letter(Queue.create(tmp_path / "queue"))
-    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
-    copy = Queue.open(tmp_path / "copy").rehome(copy=True)
+    copy = copy_of(original).rehome(copy=True)
     assert (copy.redrive().messages, original.redrive().messages) == (1, 1)
     assert Queue.open(copy.path).settings.home == copy.path
 
 
 def test_a_copy_may_have_a_dead_letter_queue_elsewhere(tmp_path: Path) -> None:
-    Queue.create(tmp_path / "queue")
-    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
-    copy = Queue.open(tmp_path / "copy").rehome(copy=True, dead_letter_path=tmp_path / "dead")
+    copy = copy_of(Queue.create(tmp_path / "queue"))
+    copy = copy.rehome(copy=True, dead_letter_path=tmp_path / "dead")
     with_letter(copy)
     assert copy.dead_letters.path == str(tmp_path / "dead")
     with pytest.raises(InvalidOption, match="copy=True"):
@@ -170,8 +159,7 @@ def test_a_queue_that_was_moved_keeps_its_dead_letter_queue(tmp_path: Path) -> N
 
 
 def test_a_dead_letter_queue_inside_the_queue_goes_with_it(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "before", dead_letter_path=tmp_path / "before" / "letters")
-    with_letter(queue)
+    with_letter(Queue.create(tmp_path / "before", dead_letter_path=tmp_path / "before" / "letters"))
     os.rename(tmp_path / "before", tmp_path / "after")
     moved = Queue.open(tmp_path / "after")
     assert moved.dead_letters.path == str(tmp_path / "after" / "letters")
@@ -202,6 +190,12 @@ def test_a_stream_knows_a_queue_by_its_place(tmp_path: Path) -> None:
 NUMBERS = ["many", "", "-1", "9" * 40, "1.5", "\x00", "1_0", "٣"]
 
 
+def forge(queue: Queue, headers: dict[str, str]) -> None:
+    """Append a dead letter that no sweep has made."""
+    own = {"spark_mq.queue_id": queue.settings.queue_id, "spark_mq.group": "default"}
+    queue.dead_letters.publish([Message("forged", headers={**own, **headers})])
+
+
 @pytest.mark.parametrize("name", ["delivery_count", "failure_count", "sequence"])
 def test_forged_numbers_break_no_redrive(tmp_path: Path, name: str) -> None:
     queue = with_letter(Queue.create(tmp_path / "queue"))
@@ -220,12 +214,6 @@ def test_forged_instants_break_no_redrive(tmp_path: Path) -> None:
         forge(queue, {"spark_mq.first_leased_at": text, "spark_mq.last_leased_at": text})
     assert queue.redrive(where="first_leased_at > '2020-01-01'").messages == 1
     assert queue.redrive().messages == len(forged)
-
-
-def forge(queue: Queue, headers: dict[str, str]) -> None:
-    """Append a dead letter that no sweep has made."""
-    own = {"spark_mq.queue_id": queue.settings.queue_id, "spark_mq.group": "default"}
-    queue.dead_letters.publish([Message("forged", headers={**own, **headers})])
 
 
 def test_a_letter_without_an_id_belongs_to_the_path_that_it_names(tmp_path: Path) -> None:
