@@ -58,6 +58,13 @@ def operations(queue: Queue, since: int) -> list[str | None]:
     return [change.operation for commit in commits for change in commit.changes]
 
 
+def stocked(queue: Queue, *values: str) -> int:
+    """Publish messages to a group that is there. Return the version of the ledgers."""
+    queue.publish(values)
+    queue.group().ensure()
+    return version(queue)
+
+
 def ack(lease: Lease) -> Settle:
     return Settle((SettlePart(ACK, lease.lease_id),))
 
@@ -92,44 +99,20 @@ def piled_up(queue: Queue) -> Iterator[Submit]:
         first.exception(30)
 
 
-def test_eight_threads_of_a_worker_share_their_commits(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = queue.publish([str(n) for n in range(200)]).sequences[0]
-    queue.group().ensure()
-    before, seen = version(queue), list[bytes]()
-    batcher, begun = context_of(queue).committer.batcher, threading.Barrier(8)
-    run_calls = batcher._run
+def results_of(calls: list[Future[Any]]) -> list[Any]:
+    return [call.result(30) for call in calls]
 
-    def run(calls: Any) -> Any:
-        # Each commit waits until every thread is in it or waits for the next one. So any two in a
-        # row have a call of each thread, on a busy machine, too. The last messages are too few.
-        if 8 <= len(seen) < 160:
-            until(lambda: sum(not call.done for call in batcher.calls.copy()) >= 8)
-        return run_calls(calls)
 
-    def handle(taken: Lease) -> None:
-        seen.extend(m.value for m in taken.messages)
-        if taken.messages[0].sequence < first + 8:
-            begun.wait(30)  # the first leases are commits of their own
-
-    monkeypatch.setattr(batcher, "_run", run)
-    summary = queue.group().work(handle, mode="batch", threads=8, until="empty")
-    assert (summary.leases, summary.settled) == (200, 200)
-    assert sorted(seen) == sorted(str(n).encode() for n in range(200)), "each message once"
-    # 8, then at most 2 for each 8 of 152, and 1 for each of the last 48.
-    assert version(queue) - before <= 8 + 2 * 152 / 8 + 1 + 48
-    assert again(queue).group().stats().acked == 200
+def values(lease: Lease) -> list[bytes]:
+    return [message.value for message in lease.messages]
 
 
 def test_leases_of_several_threads_become_one_commit(queue: Queue) -> None:
-    receipt = queue.publish([str(n) for n in range(8)])
-    queue.group().ensure()
-    before = version(queue)
+    before = stocked(queue, *"abcdefgh")
     with piled_up(queue) as submit:
-        asked = [submit(queue.group().lease, f"w{n}") for n in range(8)]
-    leases = [one.result(30) for one in asked]
-    assert sorted(m.sequence for taken in leases for m in taken.messages) == list(receipt.sequences)
+        calls = [submit(queue.group().lease, f"w{n}") for n in range(8)]
+    leases = results_of(calls)
+    assert sorted(m.text for taken in leases for m in taken.messages) == list("abcdefgh")
     assert len({taken.lease_id for taken in leases}) == 8
     assert operations(queue, before) == ["lease"]
     assert [again(queue).group().ack(taken.lease_id) for taken in leases] == [SettleResult(1)] * 8
@@ -140,17 +123,15 @@ def test_threads_of_several_groups_share_a_commit(queue: Queue) -> None:
     names = ("default", "b", "c")
     for name in names:
         queue.group(name).ensure()
-    before = version(queue)
+    before, fresh = version(queue), again(queue)
     with piled_up(queue) as submit:
-        asked = {name: submit(queue.group(name).lease, f"w-{name}") for name in names}
-    leases = {name: one.result(30) for name, one in asked.items()}
-    assert [lease.messages[0].sequence for lease in leases.values()] == [sequence] * 3
-    assert version(queue) == before + 1
-    assert operations(queue, before) == ["lease"] * 3
-    fresh = again(queue)
-    for name, taken in leases.items():
+        calls = [submit(queue.group(name).lease, f"w-{name}") for name in names]
+    for name, taken in zip(names, results_of(calls), strict=True):
+        assert taken.messages[0].sequence == sequence
         assert [lease.worker_id for lease in fresh.group(name).leases()] == [f"w-{name}"]
         assert fresh.group(name).ack(taken.lease_id) == SettleResult(1)
+    assert operations(queue, before) == ["lease"] * 3 + ["ack"] * 3
+    assert version(queue) == before + 1 + 3
     events = [(event.group, event.event) for event in fresh.trace(sequence).events]
     assert sorted(events) == sorted((name, each) for name in names for each in ("leased", "acked"))
 
@@ -172,21 +153,6 @@ def test_a_broken_ledger_fails_the_operations_of_its_group_only(
         wanted = submit(fresh.group().lease, "w")
     assert len(wanted.result(30).messages) == 1
     assert [type(one.exception(30)) for one in failed] == [CorruptLog] * 2
-
-
-def test_a_transaction_of_one_group_is_known_to_the_commands_of_another(queue: Queue) -> None:
-    seen = list[int | None]()
-
-    def change(view: View) -> Change[None]:
-        seen.append(view.numbers["app"])
-        return Change(view.ledger.replaced(view.ledger.head, ()), None, {}, ("app", 7))
-
-    for name in ("default", "b"):
-        queue.group(name).ensure()
-    with piled_up(queue) as submit:
-        for name in ("default", "b"):
-            submit(group_ledger_of(queue.group(name)).run, Step(change, apps=("app",)))
-    assert seen == [None, 7]
 
 
 def test_a_command_that_runs_another_one_does_not_wait_for_itself(queue: Queue) -> None:
@@ -239,7 +205,7 @@ def test_settles_come_before_leases(make: Make) -> None:
         wanted = submit(queue.group().lease, "w")
         acked = submit(held.ack)
     assert acked.result(30) == SettleResult(1)
-    assert [m.value for m in wanted.result(30).messages] == [b"b"]
+    assert values(wanted.result(30)) == [b"b"]
     assert operations(queue, before) == ["ack+lease"]
 
 
@@ -251,25 +217,26 @@ def test_no_settle_expires_a_lease_that_its_commit_extends(make: Make, clock: An
     clock.advance("1h")
     with piled_up(queue) as submit:
         calls = [submit(queue.group().lease, "w"), submit(other.ack), submit(late.extend)]
-    assert [one.result(30) for one in calls] == [None, SettleResult(1), SettleResult(1)]
+    assert results_of(calls) == [None, SettleResult(1), SettleResult(1)]
     stats = queue.group().stats()
     assert (stats.leased, stats.dead) == (1, 0)
 
 
-def test_an_error_is_that_of_its_own_operation(queue: Queue) -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_is_that_of_its_own_operation(queue: Queue, error: type[BaseException]) -> None:
+    """An interrupt, too, although its thread is the one that commits."""
     queue.publish(["a", "b"])
     held, before = lease(queue, 1), version(queue)
 
     def fail(view: View) -> Change[None]:
-        raise ValueError("mine")
+        raise error
 
     with piled_up(queue) as submit:
-        acked = submit(held.ack)
         failed = submit(group_ledger_of(queue.group()).run, Step(fail))
-        wanted = submit(queue.group().lease, "w")
-    assert isinstance(failed.exception(30), ValueError)
+        acked, wanted = submit(held.ack), submit(queue.group().lease, "w")
+    assert isinstance(failed.exception(30), error)
     assert acked.result(30) == SettleResult(1)
-    assert [m.value for m in wanted.result(30).messages] == [b"b"]
+    assert values(wanted.result(30)) == [b"b"]
     assert operations(queue, before) == ["ack+lease"]
 
 
@@ -292,21 +259,6 @@ def test_what_fails_for_several_calls_is_tried_for_each(
         calls = [submit(held.ack), submit(queue.group().lease, "w")]
     assert [one.exception(30) for one in calls] == [None, None]
     assert sizes == [1, 2, 1, 1]
-
-
-def test_an_interrupt_of_the_thread_that_commits_ends_its_own_call_only(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    held = lease(queue, 1)
-
-    def interrupt(view: View) -> Change[None]:
-        raise KeyboardInterrupt
-
-    with piled_up(queue) as submit:
-        interrupted = submit(group_ledger_of(queue.group()).run, Step(interrupt))
-        acked, wanted = submit(held.ack), submit(queue.group().lease, "w")
-    assert isinstance(interrupted.exception(30), KeyboardInterrupt)
-    assert acked.result(30) == SettleResult(1)
-    assert [m.value for m in wanted.result(30).messages] == [b"b"]
 
 
 def test_a_call_that_is_interrupted_while_it_waits_changes_nothing(queue: Queue) -> None:
@@ -343,55 +295,51 @@ def test_what_settles_did_is_recorded_with_a_change_of_settings(queue: Queue) ->
     (change,) = commit.changes
     assert change.operation == "ack+configure"
     assert events_of(change.events)["event"].to_pylist() == ["acked"]
-    assert (again(queue).group().settings.max_in_flight, again(queue).group().stats().acked) == (
-        7,
-        1,
-    )
+    group = again(queue).group()
+    assert (group.settings.max_in_flight, group.stats().acked) == (7, 1)
 
 
 # -- application transactions
 
 
-def numbered(queue: Queue, app: str, number: int) -> int | None:
+def numbered(queue: Queue, app: str, number: int, group: str = "default") -> int | None:
     """Commits a number of an application. Returns the number that was the last one before."""
 
     def step(view: View) -> Change[int | None]:
         note = {"operation": "number"}
         return Change(view.ledger, view.numbers[app], note, (app, number))
 
-    before: int | None = group_ledger_of(queue.group()).run(Step(step, (app,)))
+    before: int | None = group_ledger_of(queue.group(group)).run(Step(step, (app,)))
     return before
+
+
+def last_number(queue: Queue, app: str) -> int | None:
+    store = ledgers_of(again(queue))
+    return store.txn_number(store.read("default"), app)
 
 
 def test_a_commit_keeps_the_transactions_of_all_its_operations(queue: Queue) -> None:
     queue.publish("a")
     held, before = lease(queue), version(queue)
     with piled_up(queue) as submit:
-        calls = [
-            submit(numbered, queue, "one", 3),
-            submit(held.ack),
-            submit(numbered, queue, "two", 5),
-        ]
-    assert [one.result(30) for one in calls] == [None, SettleResult(1), None]
+        calls = [submit(numbered, queue, "one", 3), submit(held.ack)]
+        calls.append(submit(numbered, queue, "two", 5))
+    assert results_of(calls) == [None, SettleResult(1), None]
     assert version(queue) == before + 1
-    store = ledgers_of(again(queue))
-    assert [store.txn_number(store.read("default"), app) for app in ("one", "two", "three")] == [
-        3,
-        5,
-        None,
-    ]
+    assert [last_number(queue, app) for app in ("one", "two", "three")] == [3, 5, None]
 
 
-def test_an_operation_sees_the_transaction_of_one_before_it(queue: Queue) -> None:
-    queue.group().ensure()
+@pytest.mark.parametrize("group", ["default", "another"])
+def test_an_operation_sees_the_transaction_of_one_before_it(queue: Queue, group: str) -> None:
+    for name in ("default", group):
+        queue.group(name).ensure()
     numbered(queue, "app", 1)
     before = version(queue)
     with piled_up(queue) as submit:
-        calls = [submit(numbered, queue, "app", number) for number in (2, 3)]
-    assert [one.result(30) for one in calls] == [1, 2]
+        calls = [submit(numbered, queue, "app", 2), submit(numbered, queue, "app", 3, group)]
+    assert results_of(calls) == [1, 2]
     assert version(queue) == before + 1
-    store = ledgers_of(again(queue))
-    assert store.txn_number(store.read("default"), "app") == 3
+    assert last_number(queue, "app") == 3
 
 
 # -- races and errors of the store
@@ -415,19 +363,18 @@ def test_after_a_lost_race_all_operations_are_computed_again(
     assert write.calls == 2
     assert calls[0].result(30) == SettleResult(1)
     assert "given back" in str(calls[1].exception(30))
-    assert [m.value for m in theirs[0].messages] == [b"c"]
-    assert [m.value for m in calls[2].result(30).messages] == [b"d"]
+    assert values(theirs[0]) == [b"c"]
+    assert values(calls[2].result(30)) == [b"d"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        StorageError("the store", path="leases", landed=None),
-        ContentionTimeout("lost", group="default", attempts=3),
-        OSError(5, "reset"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
+FAILURES = [
+    StorageError("the store", path="leases", landed=None),
+    ContentionTimeout("lost", group="default", attempts=3),
+    OSError(5, "reset"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
 def test_a_failed_commit_is_an_error_of_each_caller(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -436,11 +383,7 @@ def test_a_failed_commit_is_an_error_of_each_caller(
     write = Injected(lambda run: None, fail=error)
     with piled_up(queue) as submit:
         on_write(monkeypatch, queue, write)
-        calls = [
-            submit(held.ack),
-            submit(queue.group().lease, "w"),
-            submit(queue.group().ack, held.lease_id),
-        ]
+        calls = [submit(held.ack), submit(queue.group().lease, "w"), submit(held.extend)]
     errors = [one.exception(30) for one in calls]
     assert [(type(one), str(one)) for one in errors] == [(type(error), str(error))] * 3
     assert [getattr(one, "data", None) for one in errors] == [getattr(error, "data", None)] * 3
@@ -468,8 +411,7 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
     results = ledger.committer.run([ack(held), Step(first_only)])
     assert (results[0][0].settled, results[1]) == (1, 2)
     assert operations(queue, before) == ["ack"]
-    store = ledgers_of(again(queue))
-    assert store.txn_number(store.read("default"), "app") is None
+    assert last_number(queue, "app") is None
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -534,17 +476,13 @@ def test_without_a_look_a_worker_gets_nothing_that_its_commit_does_not_lease(
 
 
 def test_a_worker_settles_and_leases_the_next_in_one_commit(queue: Queue) -> None:
-    queue.publish(["a", "b", "c"])
-    queue.group().ensure()
-    before = version(queue)
+    before = stocked(queue, "a", "b", "c")
     assert queue.group().work(lambda taken: None, mode="batch", until="empty").settled == 3
     assert operations(queue, before) == ["lease", "ack+lease", "ack+lease", "ack"]
 
 
 def test_a_worker_that_stops_settles_only(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    queue.group().ensure()
-    stop, before = threading.Event(), version(queue)
+    stop, before = threading.Event(), stocked(queue, "a", "b")
     queue.group().work(lambda taken: stop.set(), mode="batch", stop=stop)
     assert operations(queue, before) == ["lease", "ack"]
 
@@ -562,9 +500,7 @@ def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
         return results
 
     on_commands(monkeypatch, stop_after_both)
-    queue.group().work(
-        lambda taken: handled.append(taken.messages[0].value), mode="batch", stop=stop
-    )
+    queue.group().work(lambda taken: handled.extend(values(taken)), mode="batch", stop=stop)
     assert handled == [b"a"]
     assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
 
@@ -592,18 +528,14 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(
 
     assert queue.group().work(handle, mode="batch", until="empty").settled == 2
     assert counts == [1, 1], "neither delivery is counted twice"
-    states = [(r.state, r.delivery_count) for r in during[0]]
-    assert states == [("leased", 1), ("available", 0)], (
-        "the one in hand stays, the next is released"
-    )
+    # The one in hand stays, and the next is released.
+    assert [(r.state, r.delivery_count) for r in during[0]] == [("leased", 1), ("available", 0)]
 
 
 def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.publish(["a", "b"])
-    queue.group().ensure()
-    before, failing, together = version(queue), threading.Event(), list[int]()
+    before, failing, together = stocked(queue, "a", "b"), threading.Event(), list[int]()
     store = type(messages_of(queue))
     real_index = store.index_to_lease
 
@@ -627,23 +559,8 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 
 
-def test_acked_first_threads_share_their_leases_too(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(40)])
-    queue.group().ensure()
-    before = version(queue)
-    assert (
-        queue.group()
-        .work(lambda taken: None, mode="batch", threads=8, ack="on_receive", until="empty")
-        .settled
-        == 40
-    )
-    assert version(queue) - before < 80, "less than one commit for each lease and each ack"
-
-
 def test_the_ack_of_a_lease_leases_for_an_idle_thread(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    queue.group().ensure()
-    before, both = version(queue), threading.Barrier(2, timeout=60)
+    before, both = stocked(queue, "a", "b"), threading.Barrier(2, timeout=60)
 
     def handle(_: Lease) -> None:
         both.wait()
