@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 from support import working as worker
 from support.byte_store import ByteStore, Call
-from support.disks import SizeLimit
 from support.handles import again, lease, route, until
 from support.limits import Limits
 from support.marks import slow
@@ -27,8 +26,6 @@ from support.outage import READS, WRITES, Outage
 from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue, errors
-from spark_mq.delta.memory_files import is_in_memory
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.owner_commands import Expire
@@ -153,12 +150,6 @@ def test_a_waiting_call_waits_for_the_end_of_the_outage(queue: Queue, outage: Ou
         assert waiting.result(60).messages[0].delivery_count == 1
 
 
-def test_a_waiting_call_says_what_failed_once_its_time_is_up(queue: Queue, outage: Outage) -> None:
-    queue.publish("a")
-    with outage(), pytest.raises(errors.StorageError, match="out of reach"):
-        queue.group().lease("w", wait=0.05)
-
-
 def test_one_file_out_of_reach_does_not_hold_up_the_others(
     queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
@@ -245,11 +236,11 @@ def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(
         assert taken.ack().settled == 1
 
 
-@pytest.mark.on_both_storages
 def test_an_error_of_the_store_is_not_taken_for_damage(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file whose reading failed, and whose bytes are sound, is not damaged."""
+    queue = delta_queue()
     queue.publish(["a", "b"])
     real = pq.ParquetFile.__init__
 
@@ -258,8 +249,6 @@ def test_an_error_of_the_store_is_not_taken_for_damage(
             raise OSError(5, "Input/output error")
         real(self, source, *args, **options)
 
-    if is_in_memory(queue.path):
-        pytest.skip("its files are bytes")
     with monkeypatch.context() as patch:
         patch.setattr(pq.ParquetFile, "__init__", failing)
         with pytest.raises(errors.StorageError, match="sound"):
@@ -268,23 +257,22 @@ def test_an_error_of_the_store_is_not_taken_for_damage(
 
 
 def test_a_ledger_out_of_reach_is_not_taken_for_damage(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits
+    delta_queue: Make, byte_store: ByteStore, limits: Limits
 ) -> None:
     limits(tag_bytes=0)  # as of large ledgers, which only the file has
     queue = delta_queue()
     queue.publish(["a", "b"])
     held = lease(queue, 1)
-    real = ObjectStore.read
 
-    def read(store: ObjectStore, path: str) -> bytes:
-        if store.root.endswith("/leases") and path.endswith(".parquet"):
-            raise PermissionError(13, "Permission denied", f"{store.root}/{path}")
-        return real(store, path)
+    def read(call: Call) -> Any:
+        if call.path.endswith(".parquet"):
+            raise PermissionError(13, "Permission denied", call.path)
+        return call.run()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "read", read)
-        with pytest.raises(errors.StorageError, match="readable and writable"):
-            again(queue).group().lease("w")
+    byte_store.on("read", act=read, of="leases")
+    with pytest.raises(errors.StorageError, match="readable and writable"):
+        again(queue).group().lease("w")
+    byte_store.clear()
     held.ack()
     assert drained(again(queue)) == [(b"b", 1)]
 
@@ -510,19 +498,23 @@ def test_a_store_that_recovers_while_a_worker_asks_for_the_cause_has_refused_not
     assert drained(queue) == []
 
 
-def test_a_worker_that_was_idle_for_long_waits_for_its_rights(
-    delta_queue: Make, outage: Outage, limits: Limits
+@pytest.mark.parametrize("worked", [True, False], ids=["has worked", "was idle for long"])
+def test_a_worker_that_has_worked_waits_for_its_rights(
+    delta_queue: Make, outage: Outage, limits: Limits, *, worked: bool
 ) -> None:
-    limits(outage_pause=0.0, refused_start_seconds=-1.0)
+    limits(outage_pause=0.0, refused_start_seconds=60.0 if worked else -1.0)
     queue, seen = delta_queue(visibility_timeout="30d"), Seen()
     queue.group().ensure()
+    queue.publish(["a"] * worked)
     outage.error = lambda *_: REFUSALS["no right"][0]  # type: ignore[assignment]
     with working(again(queue), seen):
+        until(lambda: queue.group().stats().acked == worked)
         outage.begin("leases", WRITES)
-        queue.publish("a")
+        queue.publish("b")
         until(lambda: outage.failed > 4)
+        assert len(seen) == worked
         outage.on = False
-        until(lambda: seen == [(b"a", 1)])
+        until(lambda: len(seen) == worked + 1)
 
 
 def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
@@ -535,23 +527,6 @@ def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
     with outage.of("leases", WRITES), pytest.raises(errors.StorageError, match="Permission"):
         again(queue).group().work(lambda _: None, mode="batch")
     assert drained(queue) == [(b"a", 1)]
-
-
-def test_a_worker_that_has_worked_waits_for_its_rights(
-    delta_queue: Make, outage: Outage, limits: Limits
-) -> None:
-    limits(outage_pause=0.0)
-    queue = delta_queue(visibility_timeout="30d")
-    queue.publish("a")
-    seen = Seen()
-    with working(again(queue), seen):
-        until(lambda: seen and queue.group().stats().acked)
-        outage.begin("leases", WRITES)
-        queue.publish("b")
-        until(lambda: outage.failed > 4)
-        assert len(seen) == 1
-        outage.on = False
-        until(lambda: len(seen) == 2)
 
 
 @pytest.mark.parametrize("ack", ["on_success", "manual"])
@@ -706,24 +681,6 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
     assert counts(queue) == {("leased", 1, 0)}
 
 
-def test_a_disk_without_permissions(clock: ManualClock) -> None:
-    """The real thing: files that this user may not read."""
-    disk = SizeLimit()
-    try:
-        queue = Queue.create(disk.path / "queue", clock=clock)
-        queue.publish(["a", "b"])
-        with disk.unreadable():
-            for _ in range(50):
-                clock.advance("1h")
-                with pytest.raises(errors.StorageError, match="readable and writable"):
-                    again(queue).group().lease("w")
-                with pytest.raises(errors.StorageError):
-                    queue.group().lease("w")
-        assert drained(queue) == [(b"a", 1), (b"b", 1)]
-    finally:
-        disk.close()
-
-
 # -- streams
 
 
@@ -853,20 +810,6 @@ def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(queue: Queue) 
     assert queue.group().stats().dead == 1
 
 
-def test_one_commit_buries_all_messages_of_a_damaged_file(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(300)])
-    queue.publish("good")
-    damage(queue, paths(queue)[0])
-    queue.group().ensure()
-    before = ledgers_of(queue).version()
-    assert [m.value for m in lease(queue, 1).messages] == [b"good"]
-    assert ledgers_of(queue).version() == before + 1
-    (dead,) = [r for r in group_ledger_of(queue.group()).current() if r.state == "dead"]
-    assert (dead.message_count, dead.delivery_count, dead.reason) == (300, 0, "payload unreadable")
-    assert "not readable" in (dead.error or "")
-    assert queue.sweep().routed == 300
-
-
 def test_delayed_messages_of_a_damaged_file_wait_for_their_time(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -881,10 +824,9 @@ def test_delayed_messages_of_a_damaged_file_wait_for_their_time(
     assert queue.group().stats().dead == 2
 
 
-def test_many_damaged_files_respect_the_wait_and_take_few_commits(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(40):
+def test_few_commits_bury_all_messages_of_many_damaged_files(queue: Queue) -> None:
+    queue.publish([str(n) for n in range(300)])
+    for n in range(39):
         queue.publish(str(n))
     queue.publish("good")
     damage(queue, *paths(queue)[:-1])
@@ -892,7 +834,10 @@ def test_many_damaged_files_respect_the_wait_and_take_few_commits(
     before = ledgers_of(queue).version()
     assert [m.value for m in lease(queue, 1).messages] == [b"good"]
     assert ledgers_of(queue).version() - before < 20
-    assert queue.group().stats().dead == 40
+    dead = [r for r in group_ledger_of(queue.group()).current() if r.state == "dead"]
+    assert {(r.delivery_count, r.reason) for r in dead} == {(0, "payload unreadable")}
+    assert all("not readable" in (r.error or "") for r in dead)
+    assert queue.sweep().routed == 339
 
 
 def before_checks(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
