@@ -494,16 +494,6 @@ def test_an_earlier_failure_is_not_why_a_message_was_acked(queue: Queue) -> None
     assert (end.error, str(end)) == ("once", "acked")
 
 
-def test_a_message_made_unread_again_counts_by_its_last_end(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    lease(queue, 2).ack()
-    queue.group().seek("earliest")
-    assert queue.finished().num_rows == 0
-    lease(queue, 1).reject()
-    queue.sweep()
-    assert queue.finished()["outcome"].to_pylist() == ["dead_lettered"]
-
-
 def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

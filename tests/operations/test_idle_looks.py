@@ -6,6 +6,7 @@ name of its folder, because a handle of the same name would wake who waits.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -111,9 +112,14 @@ def settle_down(place: Place, workers: int = 1) -> None:
         until(looked)
 
 
-def test_a_minute_of_waiting_is_60_requests(place: Place) -> None:
-    with waiting(place.handle()):
-        settle_down(place)
+@pytest.mark.parametrize("groups", [["default"], ["default", "second", "third", "default"]])
+def test_a_minute_of_waiting_is_60_requests(place: Place, groups: list[str]) -> None:
+    """All handles and groups of a process share their looks."""
+    handles = itertools.cycle([place.handle(), place.handle()])
+    with ExitStack() as workers:
+        for group in groups:
+            workers.enter_context(waiting(next(handles), group))
+        settle_down(place, len(groups))
         place.calls.clear()
         for _ in range(30):
             place.advance_to_a_look()
@@ -121,24 +127,7 @@ def test_a_minute_of_waiting_is_60_requests(place: Place) -> None:
         assert {path.partition("/")[0] for _, path, _ in place.calls} == {"_delta_log"}
 
 
-def test_all_handles_and_groups_of_a_process_share_their_looks(place: Place) -> None:
-    first, second = place.handle(), place.handle()
-    with ExitStack() as workers:
-        for handle, group in [
-            (first, "default"), (first, "second"), (second, "third"), (second, "default")
-        ]:  # fmt: skip
-            workers.enter_context(waiting(handle, group))
-        settle_down(place, 4)
-        place.calls.clear()
-        for _ in range(30):
-            place.advance_to_a_look()
-        assert len(place.calls) == 60
-
-
-@pytest.mark.parametrize("group", ["default", "second"])
-def test_a_message_of_another_process_is_delivered_within_two_seconds(
-    place: Place, group: str
-) -> None:
+def test_a_message_of_another_process_is_delivered_within_two_seconds(place: Place) -> None:
     """The worker of another group made the last look. Both get the message."""
     handle = place.handle()
     with waiting(handle) as mine, waiting(handle, "second") as theirs:
@@ -199,12 +188,10 @@ def test_a_stream_hears_of_a_message_of_another_process_and_of_one_that_is_relea
 ) -> None:
     place.other.publish("a")
     held = place.other.group().lease("theirs")
-    assert held is not None
     place.advance(POLL)
     assert stream.may_have_news(POLL)
     start = stream.initial()
-    for _ in range(2):
-        assert stream.latest(start) == start, "it is leased"
+    assert [stream.latest(start) for _ in range(2)] == [start, start], "it is leased"
     assert not stream.may_have_news(POLL)
     held.release()
     place.advance(POLL)
@@ -219,8 +206,7 @@ def test_a_stream_looks_when_a_lease_of_another_process_has_expired(
     assert place.other.group().lease("theirs", visibility_timeout="10s") is not None
     place.advance(POLL)
     start = stream.initial()
-    for _ in range(2):
-        assert stream.latest(start) == start
+    assert [stream.latest(start) for _ in range(2)] == [start, start]
     assert not stream.may_have_news(POLL)
     place.advance(12)
     assert stream.may_have_news(3600)
