@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from support.handles import again, history, lease, take, take_all
 from support.tables import group_ledger_of
 
 from spark_mq import Queue, errors
-from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -66,23 +64,6 @@ def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fence
     assert caught.value.result.settled == 1, "what nobody had taken since is settled, late"
     assert taken.ack().settled == 1
     assert (queue.group().stats().acked, ahead.group().stats().ready) == (2, 0)
-
-
-def test_a_stream_whose_clock_is_apart_is_fenced_like_any_worker(
-    queue: Queue, clock: ManualClock
-) -> None:
-    behind, _ = apart(queue, clock, -5)
-    queue.publish(["a", "b"])
-    alive = SimpleNamespace(stop=lambda: None)
-    ledger = group_ledger_of(behind.group())
-    stream = StreamSource(ledger, StreamOptions(), keep_alive=lambda *_: alive)
-    start = stream.initial()
-    end = stream.latest(start)
-    assert sum(piece.rows for piece, _ in stream.plan(start, end).slices) == 2
-    stolen = lease(queue, 1)
-    assert stream.latest(end) == end, "what was left of the batch is acked, and nothing raised"
-    assert stolen.ack().settled == 1
-    assert queue.group().stats().acked == 2
 
 
 # -- a clock that jumps

@@ -447,6 +447,8 @@ def test_every_end_has_its_outcome(queue: Queue, clock: ManualClock) -> None:
     assert queue.finished(outcome="lost").num_rows == 0
     queue.group("other").ensure()
     assert queue.finished("other").num_rows == 0
+    group.seek("earliest")
+    assert queue.finished().num_rows == 0, "they are unread again"
 
 
 def test_a_trace_has_the_last_outcome_in_each_group(queue: Queue) -> None:
