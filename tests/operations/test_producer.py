@@ -84,15 +84,6 @@ def test_a_crash_at_any_commit_repeats_and_skips_nothing(
     assert published(queue) == LINES
 
 
-def test_a_lost_reply_is_no_rival(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_publish(monkeypatch, queue, once(fail=OSError("connection reset by peer")))
-    with queue.publisher(producer_id="p") as publisher:
-        for line in LINES:
-            publisher.publish(line)
-    assert published(queue) == LINES
-    assert queue.last_producer_sequence("p") == 10
-
-
 @pytest.mark.parametrize("rivals", [1, 3])
 def test_two_publishers_of_one_name_publish_no_number_twice(delta_queue: Make, rivals: int) -> None:
     """Whether the rival's numbers are the same, or lower: gaps are allowed for plain producers."""

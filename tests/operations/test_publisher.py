@@ -256,13 +256,17 @@ def test_a_bad_message_fails_at_the_door_and_nobody_elses(queue: Queue) -> None:
     assert commits(queue) == [2]
 
 
+@pytest.mark.parametrize("producer", [None, "p"])
 def test_a_commit_whose_reply_was_lost_is_not_repeated(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, producer: str | None
 ) -> None:
-    """Lost so thoroughly that the log could not look whether it had landed: its number shows it."""
+    """Lost so thoroughly that the log could not look whether it had landed: its number shows it.
+
+    A named publisher takes it for no rival's.
+    """
     queue = delta_queue()
     on_publish(monkeypatch, queue, once(fail=OSError("connection reset by peer")))
-    with queue.publisher() as publisher:
+    with queue.publisher(**NEVER, producer_id=producer) as publisher:
         pending = [publisher.publish(value) for value in ("a", "b")]
     assert published(queue) == {pending[0].result(): b"a", pending[1].result(): b"b"}
 

@@ -155,17 +155,6 @@ def test_a_broken_ledger_fails_the_operations_of_its_group_only(
     assert [type(one.exception(30)) for one in failed] == [CorruptLog] * 2
 
 
-def test_a_command_that_runs_another_one_does_not_wait_for_itself(queue: Queue) -> None:
-    for name in ("default", "b"):
-        queue.group(name).ensure()
-    inner = group_ledger_of(queue.group("b"))
-
-    def change(view: View) -> Change[int]:
-        return Change(None, inner.run(Step(lambda view: Change(None, 1))) + 1)
-
-    assert group_ledger_of(queue.group()).run(Step(change)) == 2
-
-
 def test_a_change_by_a_person_is_a_commit_of_its_own(queue: Queue) -> None:
     """Traces would name the person for what other threads did in the same commit."""
     (sequence,) = queue.publish("a").sequences

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spark_mq import Lease, Queue, ReceivedMessage
-from spark_mq.ledger.settle import ACK, NACK, REJECT, SettleOutcome, SettlePart
+from spark_mq import Lease, Queue, ReceivedMessage, Reject
+from spark_mq.ledger.settle import ACK, NACK, SettleOutcome, SettlePart
 from spark_mq.operations.work_report import VerdictLog
 from spark_mq.testing import ManualClock
 from spark_mq.util.progress import Progress, listening
@@ -59,13 +59,6 @@ def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
-def test_dead_messages_are_counted_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    outcome = SettleOutcome(settled=3, states={"dead": 3})
-    VerdictLog("g", Time()).add([SettlePart(REJECT, "l", error="bad")], [outcome])
-    assert lines(caplog) == ["group g: rejected 3 (bad x3), dead 3"]
-    assert caplog.records[0].levelname == "WARNING"
-
-
 def test_a_short_run_without_failures_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     log = VerdictLog("g", Time())
     log.add([SettlePart(ACK, "l")], [SettleOutcome(settled=3)])
@@ -95,28 +88,21 @@ def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
 ) -> None:
     queue.publish([str(n) for n in range(20)])
 
-    def handler(lease: Lease) -> list[dict[str, Any]]:
-        (message,) = lease.messages
-        return [
-            {"sequence": message.sequence, "outcome": "reject", "error": f"bad {message.value!r}"}
-        ]
+    def handler(message: ReceivedMessage) -> Reject:
+        return Reject(f"bad {message.value!r}")
 
-    queue.group("billing").work(handler, mode="batch", until="empty")
+    queue.group("billing").work(handler, max_messages=1, until="empty")
     first, rest = lines(caplog)
+    assert {r.levelname for r in caplog.records if r.name == "spark_mq.verdicts"} == {"WARNING"}
     assert first == "group billing: rejected 1 (bad b'<n>' x1), dead 1"
     assert rest.startswith("group billing: rejected 19 (bad b'<n>' x19), dead 19")
 
 
 @pytest.mark.parametrize(("mode", "held", "count"), [("message", 100, 300), ("batch", 1, 60)])
 def test_retries_that_succeed_write_no_warning(
-    make: Make,
-    clock: ManualClock,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    mode: str,
-    held: int,
+    make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture, *, mode: str, held: int,
     count: int,
-) -> None:
+) -> None:  # fmt: skip
     queue, failed = make(retry_delay="10s"), set[int]()
     queue.publish([str(n) for n in range(count)])
 
