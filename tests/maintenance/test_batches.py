@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.handles import Killed, again, die, housekeep, lease, on_commit, once
+from support.handles import Killed, again, die, housekeep, lease, on_commit, once, take_all
 from support.having import having
 from support.tables import context_of, messages_of, on_publish
 
@@ -39,6 +39,17 @@ def completions(done: Queue) -> list[dict[str, Any]]:
     return [json.loads(message.value) for message in done.peek(100)]
 
 
+def counted(done: Queue) -> dict[str, int]:
+    """What the completion message says of the only group, without zeros."""
+    (value,) = completions(done)
+    return {name: count for name, count in value["groups"]["default"].items() if count}
+
+
+def publish_and_close(queue: Queue, done: Queue, *messages: Message | str) -> None:
+    queue.publish(messages or ["a", "b"], batch_id="b")
+    queue.close_batch("b", to=done)
+
+
 def completed(queue: Queue) -> list[str]:
     """The batches of the completion messages in a queue with other messages."""
     found = (message.headers.get("spark_mq.batch_id") for message in queue.peek(100))
@@ -46,8 +57,7 @@ def completed(queue: Queue) -> list[str]:
 
 
 def ack_all(queue: Queue, group: str = "default") -> None:
-    while (held := queue.group(group).lease("w")) is not None:
-        held.ack()
+    take_all(queue.group(group))
 
 
 def counts(**given: int) -> dict[str, int]:
@@ -92,54 +102,47 @@ def test_a_settled_batch_sends_one_message_with_its_counts(queue: Queue, done: Q
 
 
 def test_each_way_to_end_is_counted(queue: Queue, done: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("late", expires_at="1h"), "a", "b", "c", "d"], batch_id="b")
+    publish_and_close(queue, done, Message("late", expires_at="1h"), "a", "b", "c", "d")
     queue.publish(["other"])
-    queue.close_batch("b", to=done)
     clock.advance("2h")
     queue.sweep()
     held = lease(queue, 2)
-    first, second = (message.sequence for message in held.messages)
-    held.ack([first])
-    held.reject([second], error="bad")
+    held.ack(held.messages[:1])
+    held.reject(held.messages[1:], error="bad")
     assert queue.batches()[0].settled == 2  # expired and acked; the dead one waits for a sweep
     queue.sweep()
     queue.group().seek("latest")  # skips c and d
     queue.sweep()
-    (value,) = completions(done)
-    assert value["groups"]["default"] == counts(expired=1, acked=1, dead_lettered=1, skipped=2)
+    assert counted(done) == {"expired": 1, "acked": 1, "dead_lettered": 1, "skipped": 2}
 
 
 def test_a_failed_message_holds_the_batch_until_its_retry_is_settled(
     queue: Queue, done: Queue, clock: ManualClock
 ) -> None:
-    queue.publish(["a", "b"], batch_id="b")
-    queue.close_batch("b", to=done)
+    publish_and_close(queue, done)
     held = lease(queue)
-    first, second = (message.sequence for message in held.messages)
-    held.ack([first])
-    held.nack([second], delay="10m")
+    held.ack(held.messages[:1])
+    held.nack(held.messages[1:], delay="10m")
     assert queue.sweep().completed_batches == 0
     clock.advance("11m")
     lease(queue)
     assert queue.sweep().completed_batches == 0
     clock.advance("1h")  # the lease expires
-    queue.sweep()
-    assert completions(done) == []
+    assert queue.sweep().completed_batches == 0
     lease(queue).ack()
     queue.sweep()
-    assert completions(done)[0]["groups"]["default"] == counts(acked=2)
+    assert counted(done) == {"acked": 2}
 
 
 def test_a_batch_is_settled_behind_a_message_that_is_not(queue: Queue, done: Queue) -> None:
     queue.publish("other")
-    queue.publish(["a", "b"], batch_id="b")
-    queue.close_batch("b", to=done)
+    publish_and_close(queue, done)
     lease(queue, 1)
     lease(queue, 1).ack()
     assert queue.batches()[0].settled == 1
     lease(queue, 1).ack()
     assert queue.sweep().completed_batches == 1
-    assert completions(done)[0]["groups"]["default"] == counts(acked=2)
+    assert counted(done) == {"acked": 2}
 
 
 def test_each_group_of_the_batch_must_settle_it(queue: Queue, done: Queue) -> None:
@@ -152,7 +155,7 @@ def test_each_group_of_the_batch_must_settle_it(queue: Queue, done: Queue) -> No
     assert completions(done) == []
     assert queue.batches()[0].settled == 0
     held = lease(queue, group="audit")
-    held.reject([held.messages[0].sequence], error="no")
+    held.reject(held.messages[:1], error="no")
     held.ack()
     queue.sweep()
     assert completions(done)[0]["groups"] == {
@@ -190,30 +193,27 @@ def test_a_group_made_again_does_not_count_what_its_predecessor_did(
     queue.close_batch("b", to=done)
     lease(queue).reject(error="no")
     queue.sweep()
-    assert completions(done)[0]["groups"]["default"] == counts(dead_lettered=2)
+    assert counted(done) == {"dead_lettered": 2}
 
 
 def test_an_empty_batch_is_complete_at_the_next_sweep(queue: Queue, done: Queue) -> None:
     queue.close_batch("nothing", to=done)
     queue.sweep()
-    (value,) = completions(done)
-    assert (value["messages"], value["groups"]) == (0, {"default": counts()})
+    assert completions(done)[0]["messages"] == 0
+    assert counted(done) == {}
 
 
 def test_redriven_letters_are_no_messages_of_the_batch(queue: Queue, done: Queue) -> None:
-    queue.publish(["a", "b"], batch_id="b")
-    queue.close_batch("b", to=done)
+    publish_and_close(queue, done)
     held = lease(queue)
-    held.reject([held.messages[0].sequence], error="no")
+    held.reject(held.messages[:1], error="no")
     queue.sweep()
     assert queue.redrive().messages == 1
     held.ack()
     queue.sweep()
-    (value,) = completions(done)
-    assert value["groups"]["default"] == counts(acked=1, dead_lettered=1)
     ack_all(queue)
     queue.sweep()
-    assert len(completions(done)) == 1
+    assert counted(done) == {"acked": 1, "dead_lettered": 1}
 
 
 def test_duplicates_are_not_of_the_batch(make: Make, clock: ManualClock) -> None:
@@ -271,15 +271,16 @@ def test_a_publish_that_meets_the_close_is_refused_whole(
 
 def test_closing_again_the_same_way_changes_nothing(queue: Queue, done: Queue) -> None:
     queue.group("audit").ensure()
-    first = queue.close_batch("b", to=done, groups=["default"])
+    first = act_as("ada", lambda: queue.close_batch("b", to=done, groups=["default"]))
     version = messages_of(queue).look().version
     assert queue.close_batch("b", to=done) == first
     assert queue.close_batch("b", to=done, groups="default") == first
     assert messages_of(queue).look().version == version
-    with pytest.raises(BatchClosed, match="is closed already, with"):
-        queue.close_batch("b", to=done, groups=["audit"])
-    with pytest.raises(BatchClosed, match="is closed already, with"):
-        queue.close_batch("b", to=queue)
+    for other in ({"to": done, "groups": ["audit"]}, {"to": queue}):
+        with pytest.raises(BatchClosed, match="is closed already, with"):
+            queue.close_batch("b", **other)
+    noted = [(change.user, change.detail) for change in queue.changes(since="3000d")]
+    assert noted.count(("ada", "batch b closed")) == 1
 
 
 def test_a_queue_without_groups_closes_no_batch(make: Make, clock: ManualClock) -> None:
@@ -298,18 +299,10 @@ def test_dead_letter_queues_neither_close_a_batch_nor_get_its_message(
         queue.close_batch("b", to=letters)
 
 
-def test_a_close_is_noted_with_the_person(queue: Queue, done: Queue) -> None:
-    act_as("ada", lambda: queue.close_batch("b", to=done))
-    found = [(change.user, change.detail) for change in queue.changes(since="3000d")]
-    assert ("ada", "batch b closed") in found
-
-
 def test_the_completion_message_may_go_to_the_same_queue(queue: Queue, done: Queue) -> None:
-    queue.publish(["a"], batch_id="b")
-    queue.close_batch("b", to=queue)
+    publish_and_close(queue, queue, "a")
     ack_all(queue)
-    assert queue.sweep().completed_batches == 1
-    assert queue.sweep().completed_batches == 0
+    assert [queue.sweep().completed_batches for _ in range(2)] == [1, 0]
     assert completed(queue) == ["b"]
 
 
@@ -319,8 +312,7 @@ def test_the_completion_message_may_go_to_the_same_queue(queue: Queue, done: Que
 def test_what_happens_after_a_kill_does_not_change_the_counts(
     queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.publish(["a", "b"], batch_id="b")
-    queue.close_batch("b", to=done)
+    publish_and_close(queue, done)
     ack_all(queue)
     with monkeypatch.context() as patch:
         on_commit(patch, "messages", before=die, at=2)
@@ -328,7 +320,7 @@ def test_what_happens_after_a_kill_does_not_change_the_counts(
             again(queue).sweep()
     queue.group().seek("earliest")
     queue.sweep()
-    assert completions(done)[0]["groups"]["default"] == counts(acked=2)
+    assert counted(done) == {"acked": 2}
 
 
 def test_a_message_published_while_a_sweep_counts_is_not_lost(
@@ -338,9 +330,12 @@ def test_a_message_published_while_a_sweep_counts_is_not_lost(
     queue.publish(["a"], batch_id="b")
     ack_all(queue)
     other = again(queue)
-    on_publish(
-        monkeypatch, queue, once(before=lambda: (other.sweep(), other.close_batch("b", to=done)))
-    )
+
+    def sweep_and_close() -> None:
+        other.sweep()
+        other.close_batch("b", to=done)
+
+    on_publish(monkeypatch, queue, once(before=sweep_and_close))
     with pytest.raises(BatchClosed):
         queue.publish(["c"], batch_id="b")
     queue.sweep()
@@ -350,8 +345,7 @@ def test_a_message_published_while_a_sweep_counts_is_not_lost(
 def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
     queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.publish(["a"], batch_id="b")
-    queue.close_batch("b", to=done)
+    publish_and_close(queue, done, "a")
     ack_all(queue)
     real, other = batches.count_outcomes, again(queue)
 
@@ -362,7 +356,7 @@ def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
 
     monkeypatch.setattr(batches, "count_outcomes", count)
     assert again(queue).sweep().completed_batches == 1
-    assert completions(done)[0]["groups"]["default"] == counts(acked=1)
+    assert counted(done) == {"acked": 1}
 
 
 # -- time
@@ -387,7 +381,7 @@ def test_trimmed_messages_of_an_open_batch_are_still_counted(
     late = again(queue)  # knows the trimmed files only from commits/
     late.close_batch("b", to=done)
     late.sweep()
-    assert completions(done)[0]["groups"]["default"] == counts(acked=3)
+    assert counted(done) == {"acked": 3}
 
 
 def test_a_batch_older_than_the_history_has_unknown_outcomes(clock: ManualClock) -> None:
@@ -463,8 +457,7 @@ def test_an_entry_of_another_version_is_named(queue: Queue, done: Queue) -> None
 
 @pytest.mark.slow
 def test_batches_stay_with_configure_and_a_checkpoint(queue: Queue, done: Queue) -> None:
-    queue.publish(["a"], batch_id="b")
-    queue.close_batch("b", to=done)
+    publish_and_close(queue, done, "a")
     queue.configure(retention="1d")
     for _ in range(120):
         queue.publish("x")

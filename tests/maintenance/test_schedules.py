@@ -71,32 +71,19 @@ def test_a_sweep_publishes_what_is_due_once(make: Make, clock: ManualClock) -> N
     )
 
 
-def test_an_instant_that_waits_for_a_sweep_is_the_next_one(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("150m")
-    assert queue.schedules()[0].next_at == NOON + timedelta(hours=1)
-
-
+@pytest.mark.parametrize(
+    ("limit", "most"), [("MAX_INSTANTS", 4), ("MAX_BYTES", 4_500)], ids=["instants", "bytes"]
+)
 def test_many_missed_instants_are_published_in_several_sweeps(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    monkeypatch.setattr(chores, "MAX_INSTANTS", 4)
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("10h")
-    assert [queue.sweep().scheduled for _ in range(4)] == [4, 4, 2, 0]
-    assert instants(queue) == [f"15 {hour}:00" for hour in range(13, 23)]
-
-
-def test_large_messages_are_fewer_to_a_sweep(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chores, "MAX_BYTES", 2_500)
+    monkeypatch.setattr(chores, limit, most)
     queue = make()
     queue.schedule("s", every="1h", message=b"\xff" * 1_000, catch_up="all")
-    clock.advance("3h")
-    assert [queue.sweep().scheduled for _ in range(3)] == [2, 1, 0]
+    clock.advance("10h")
+    assert queue.schedules()[0].next_at == NOON + timedelta(hours=1), "it waits for a sweep"
+    assert [queue.sweep().scheduled for _ in range(4)] == [4, 4, 2, 0]
+    assert instants(queue) == [f"15 {hour}:00" for hour in range(13, 23)]
     assert {message.value for message in queue.peek()} == {b"\xff" * 1_000}
 
 
@@ -210,23 +197,6 @@ def test_a_definition_killed_at_any_commit_is_whole_or_missing(
     assert [schedule.name for schedule in queue.schedules()] == ["s"]
 
 
-def test_a_clock_that_went_back_publishes_nothing_again(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("3h")
-    queue.sweep()
-    back = ManualClock(NOON)
-    behind = again(queue, back)
-    assert behind.sweep().scheduled == 0
-    behind.remove_schedule("s")
-    behind.schedule("s", every="1h", message="x", catch_up="all")
-    back.advance("3h")
-    assert behind.sweep().scheduled == 0
-    back.advance("1h")
-    behind.sweep()
-    assert instants(queue) == ["15 13:00", "15 14:00", "15 15:00", "15 16:00"]
-
-
 # -- changes
 
 
@@ -239,72 +209,79 @@ def test_the_same_definition_makes_no_commit(make: Make, clock: ManualClock) -> 
     assert messages_of(queue).look().version == version
 
 
-def test_a_new_rule_publishes_no_instant_before_the_change(make: Make, clock: ManualClock) -> None:
+def every(interval: str, catch_up: str = "all") -> Callable[[Queue], object]:
+    return lambda queue: queue.schedule("s", every=interval, message="x", catch_up=catch_up)
+
+
+def sweep(queue: Queue) -> object:
+    return queue.sweep()
+
+
+def pause(queue: Queue) -> object:
+    return queue.pause_schedule("s")
+
+
+def resume(queue: Queue) -> object:
+    return queue.resume_schedule("s")
+
+
+def remove(queue: Queue) -> object:
+    return queue.remove_schedule("s")
+
+
+def resume_by_a_clock_behind(queue: Queue) -> object:
+    return resume(again(queue, ManualClock(NOON)))
+
+
+HOURLY = every("1h")
+STORIES: dict[str, tuple[tuple[Any, ...], list[str]]] = {
+    "a new rule has no instant of before it": (
+        (HOURLY, "150m", every("20m"), sweep, "10m"), ["15 14:40"],
+    ),
+    "a definition that changes no rule loses none": ((HOURLY, "61m", HOURLY), ["15 13:00"]),
+    "catching up begins when it is asked for": (
+        (every("1h", "none"), "330m", HOURLY, "1h"), ["15 18:00"],
+    ),
+    "a pause skips the instants within it": (
+        (HOURLY, "1h", sweep, pause, "2h", sweep, HOURLY, resume, sweep, "1h"),
+        ["15 13:00", "15 16:00"],
+    ),
+    "a clock behind brings back no instant of before the pause": (
+        (HOURLY, "150m", pause, resume_by_a_clock_behind), [],
+    ),
+    "one made again starts at its creation": (
+        (HOURLY, "1h", sweep, "3h", remove, sweep, "3h", HOURLY, sweep, "1h"),
+        ["15 13:00", "15 20:00"],
+    ),
+}  # fmt: skip
+"""What happens, with the times that pass, and the instants that are published by the next sweep."""
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_instants_after_changes(make: Make, clock: ManualClock, story: str) -> None:
+    steps, expected = STORIES[story]
     queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("150m")
-    queue.schedule("s", every="20m", message="x", catch_up="all")
-    assert queue.sweep().scheduled == 0
-    clock.advance("10m")
+    for step in steps:
+        if isinstance(step, str):
+            clock.advance(step)
+        else:
+            step(queue)
     queue.sweep()
-    assert instants(queue) == ["15 14:40"]
+    assert instants(queue) == expected
 
 
-def test_a_new_message_loses_no_instant_that_is_due(make: Make, clock: ManualClock) -> None:
+def test_a_pause_says_since_when_and_why(make: Make, clock: ManualClock) -> None:
     queue = make()
-    queue.schedule("s", every="1h", message="old")
-    clock.advance("61m")
-    queue.schedule("s", every="1h", message="new")
-    queue.sweep()
-    assert [message.value for message in queue.peek()] == [b"new"]
-
-
-def test_catching_up_begins_when_it_is_asked_for(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="none")
-    clock.advance("5h")
-    clock.advance("30m")
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("1h")
-    queue.sweep()
-    assert instants(queue) == ["15 18:00"]
-
-
-def test_a_pause_skips_the_instants_within_it(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("1h")
-    queue.sweep()
+    HOURLY(queue)
     paused = queue.pause_schedule("s", "upgrade")
     assert paused == having(paused_at=clock(), pause_reason="upgrade", next_at=None)
     clock.advance("2h")
-    assert queue.sweep().scheduled == 0
     assert queue.pause_schedule("s") == paused
     changed = queue.schedule("s", every="1h", message="y", catch_up="all")
     assert changed.pause_reason == "upgrade"
     resumed = queue.resume_schedule("s")
-    assert resumed == having(paused_at=None, pause_reason=None)
+    assert resumed == having(paused_at=None, pause_reason=None, last_at=None)
     assert resumed == queue.resume_schedule("s")
-    assert queue.sweep().scheduled == 0
-    clock.advance("1h")
-    queue.sweep()
-    assert instants(queue) == ["15 13:00", "15 16:00"]
-
-
-def test_a_schedule_made_again_starts_at_its_creation(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("1h")
-    queue.sweep()
-    clock.advance("3h")
-    queue.remove_schedule("s")
-    assert (queue.schedules(), queue.sweep().scheduled) == ([], 0)
-    clock.advance("3h")
-    assert queue.schedule("s", every="1h", message="x", catch_up="all").last_at is None
-    assert queue.sweep().scheduled == 0
-    clock.advance("1h")
-    queue.sweep()
-    assert instants(queue) == ["15 13:00", "15 20:00"]
 
 
 def test_changes_are_noted_with_the_person(make: Make) -> None:
@@ -323,22 +300,11 @@ def test_changes_are_noted_with_the_person(make: Make) -> None:
     ]
 
 
-def test_a_clock_behind_that_resumes_publishes_nothing_of_before_the_pause(
-    make: Make, clock: ManualClock
-) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="all")
-    clock.advance("150m")
-    queue.pause_schedule("s")
-    again(queue, ManualClock(NOON)).resume_schedule("s")
-    assert queue.sweep().scheduled == 0
-
-
 # -- the queue around it
 
 
-@pytest.mark.parametrize("catch_up", ["latest", "all"])
-def test_a_schedule_that_waits_for_a_sweep_is_a_problem(
+@pytest.mark.parametrize("catch_up", ["latest", "all", "none"])
+def test_a_schedule_that_waits_for_a_sweep_is_a_problem_if_it_catches_up(
     make: Make, clock: ManualClock, catch_up: str
 ) -> None:
     queue = make()
@@ -347,19 +313,10 @@ def test_a_schedule_that_waits_for_a_sweep_is_a_problem(
     clock.advance("75m")
     assert queue.health().healthy
     clock.advance("1m")
-    (problem,) = queue.health().problems
-    assert (problem.check, "a schedule is due" in problem.text) == ("not_swept", True)
+    problems = [problem.check for problem in queue.health().problems if "is due" in problem.text]
+    assert problems == ([] if catch_up == "none" else ["not_swept"])
     queue.sweep()
-    assert queue.health().healthy
     queue.pause_schedule("s")
-    queue.sweep()
-    clock.advance("5h")
-    assert queue.health().healthy
-
-
-def test_what_is_not_caught_up_with_waits_for_no_sweep(make: Make, clock: ManualClock) -> None:
-    queue = make()
-    queue.schedule("s", every="1h", message="x", catch_up="none")
     queue.sweep()
     clock.advance("5h")
     assert queue.health().healthy

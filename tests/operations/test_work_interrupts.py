@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +14,29 @@ from support.handles import again, lease, until
 from spark_mq import Queue
 from spark_mq.worker.run import ThreadWatch, describe_wait
 
+NUMBERS = signal.SIGINT, signal.SIGTERM
 MODES = pytest.mark.parametrize("mode", ["batch", "message"])
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[list[Any]]:
+    """The handlers of both signals before the test, which are there again after it."""
+    before = [signal.getsignal(number) for number in NUMBERS]
+    yield before
+    for number, handler in zip(NUMBERS, before, strict=True):
+        signal.signal(number, handler)
 
 
 def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def watch() -> ThreadWatch:
+    return ThreadWatch([], threading.Event(), 0.01, lambda: None)
 
 
 def waiting(caplog: pytest.LogCaptureFixture) -> bool:
@@ -67,20 +86,12 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
         assert go_on.wait(60)
         ended.release()
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.getsignal(signal.SIGINT)
     if own:
         signal.signal(signal.SIGINT, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            queue.group().work(
-                handle, mode=mode, threads=2, max_messages=4, visibility_timeout="1h"
-            )
-        assert signal.getsignal(signal.SIGINT) is (interrupt if own else before)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        queue.group().work(handle, mode=mode, threads=2, max_messages=4, visibility_timeout="1h")
+    assert signal.getsignal(signal.SIGINT) is before
     assert "for 2 handlers: " in caplog.text
     stats = queue.group().stats()
     assert (stats.ready, stats.leased, stats.acked) == (9, 0, 0)
@@ -94,58 +105,44 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
 
 @MODES
 def test_ctrl_c_ends_an_idle_worker(queue: Queue, mode: str) -> None:
-    idle = threading.Event()
-
-    def press() -> None:
-        assert idle.wait(30)
-        press_ctrl_c()
-
-    thread = threading.Thread(target=press)
-
     class Looked(threading.Event):
         def is_set(self) -> bool:
-            idle.set()
+            if press.ident is None:
+                press.start()
             return super().is_set()
 
-    thread.start()
+    press = threading.Thread(target=press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         queue.group().work(lambda _: None, mode=mode, stop=Looked())
-    thread.join(30)
+    press.join(30)
 
 
 def test_a_third_ctrl_c_interrupts_what_runs() -> None:
-    said: list[bool] = []
-    watch = ThreadWatch([], threading.Event(), 0.01, lambda: said.append(True))
-    with watch.signals():
+    watched = watch()
+    with watched.signals():
         signal.raise_signal(signal.SIGINT)
-        assert (watch.interrupted, watch.hurried) == (True, False)
+        assert (watched.interrupted, watched.hurried) == (True, False)
         signal.raise_signal(signal.SIGINT)
-        assert watch.hurried
+        assert watched.hurried
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
 def test_an_interrupt_while_the_signals_are_taken_leaves_the_programs_handlers(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, handlers: list[Any]
 ) -> None:
     """SIGTERM stayed with a worker that had never begun, so it no longer ended the process."""
-    numbers = signal.SIGINT, signal.SIGTERM
-    before, real = [signal.getsignal(n) for n in numbers], signal.signal
+    real = signal.signal
 
     def interrupted(number: int, handler: Any) -> Any:
-        monkeypatch.setattr(signal, "signal", real)
+        monkeypatch.undo()
         real(number, handler)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(signal, "signal", interrupted)
-    watch = ThreadWatch([], threading.Event(), 0.01, lambda: None)
-    try:
-        with pytest.raises(KeyboardInterrupt), watch.signals():
-            pytest.fail("the block must not begin")
-        assert [signal.getsignal(n) for n in numbers] == before
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            real(number, handler)
+    with pytest.raises(KeyboardInterrupt), watch().signals():
+        pytest.fail("the block must not begin")
+    assert [signal.getsignal(number) for number in NUMBERS] == handlers
 
 
 def test_a_programs_own_handler_may_interrupt_at_any_line() -> None:
@@ -156,37 +153,27 @@ def test_a_programs_own_handler_may_interrupt_at_any_line() -> None:
         calls.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, own)
-    try:
-        watch = ThreadWatch([], threading.Event(), 0.01, lambda: None)
-        with watch.signals():
-            signal.raise_signal(signal.SIGINT)
-            assert (watch.interrupted, watch.hurried) == (True, False)
-            signal.raise_signal(signal.SIGINT)
-            assert watch.hurried
-        assert len(calls) == 2
-        assert signal.getsignal(signal.SIGINT) is own
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, own)
+    watched = watch()
+    with watched.signals():
+        signal.raise_signal(signal.SIGINT)
+        assert (watched.interrupted, watched.hurried) == (True, False)
+        signal.raise_signal(signal.SIGINT)
+        assert watched.hurried
+    assert len(calls) == 2
+    assert signal.getsignal(signal.SIGINT) is own
 
 
 def test_a_handler_that_the_program_sets_meanwhile_stays() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with ThreadWatch([], threading.Event(), 0.01, lambda: None).signals():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with watch().signals():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_ignored_interrupts_stay_ignored() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with ThreadWatch([], threading.Event(), 0.01, lambda: None).signals():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with watch().signals():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_the_text_names_five_handlers_and_counts_the_rest() -> None:

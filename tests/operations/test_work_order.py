@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.handles import until
-from support.working import working
+from support.handles import side_by_side, until
+from support.having import having
+from support.working import counts, drain, working
 
-from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary
+from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.worker.open_tasks import LaneChains
@@ -26,17 +27,19 @@ def key_in(lane: int, number: int = 0) -> str:
     return [f"k{n}" for n in range(1_000) if LAYOUT.lane(f"k{n}") == lane][number]
 
 
-def ordered(make: Callable[..., Queue], **settings: Any) -> Queue:
-    given = {"order": "key", "retry_delay": 0, "breaker_threshold": None, **settings}
-    return make(lanes=LANES, **given)
+@pytest.fixture
+def ordered(make: Callable[..., Queue]) -> Callable[..., Queue]:
+    """Makes an ordered queue."""
+    settings = {"lanes": LANES, "order": "key", "retry_delay": 0, "breaker_threshold": None}
+    return lambda **given: make(**settings, **given)
 
 
-def drain(queue: Queue, handler: Callable[[ReceivedMessage], Any], **options: Any) -> WorkSummary:
-    return queue.group().work(handler, **{"until": "empty", "mode": "message", **options})
+@pytest.fixture
+def queue(ordered: Callable[..., Queue]) -> Queue:
+    return ordered()
 
 
-def test_lanes_run_side_by_side_and_each_in_order(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
+def test_lanes_run_side_by_side_and_each_in_order(queue: Queue) -> None:
     keys = [key_in(lane, number) for number in range(2) for lane in range(3)]
     queue.publish([Message(f"{n}", key=keys[n % 6]) for n in range(30)])
     together = threading.Barrier(3, timeout=30)
@@ -58,13 +61,9 @@ def test_lanes_run_side_by_side_and_each_in_order(make: Callable[..., Queue]) ->
     assert seen == {lane: list(range(lane, 30, 3)) for lane in range(3)}
 
 
-def test_a_failure_gives_up_the_later_messages_of_its_lane_uncounted(
-    make: Callable[..., Queue],
-) -> None:
-    queue = ordered(make)
+def test_a_failure_gives_up_the_later_messages_of_its_lane_uncounted(queue: Queue) -> None:
     queue.publish([Message(value, key=key_in(0)) for value in "abc"])
     queue.publish([Message(value, key=key_in(1)) for value in "xy"])
-    group = queue.group()
     seen: list[tuple[str, int]] = []
 
     def handle(message: ReceivedMessage) -> None:
@@ -73,15 +72,13 @@ def test_a_failure_gives_up_the_later_messages_of_its_lane_uncounted(
             raise ValueError("not yet")
 
     summary = drain(queue, handle, max_messages=100)
-    of_key = [one for one in seen if one[0] in "abc"]
-    assert of_key == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("c", 1)]
-    assert [one for one in seen if one[0] in "xy"] == [("x", 1), ("y", 1)]
-    assert (summary.acked, summary.failed, summary.nacked) == (5, 2, 2)
-    assert group.stats().acked == 5
+    assert summary == having(acked=5, failed=2, nacked=2)
+    of_a_lane = [(text, count) for text, count in seen if text in "abc"]
+    assert of_a_lane == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("c", 1)]
+    assert [(text, count) for text, count in seen if text in "xy"] == [("x", 1), ("y", 1)]
 
 
-def test_messages_without_a_key_run_beside_each_other(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
+def test_messages_without_a_key_run_beside_each_other(queue: Queue) -> None:
     queue.publish(["a", "b", "c"])
     together = threading.Barrier(3, timeout=30)
     summary = drain(queue, lambda message: together.wait() and None, threads=3)
@@ -97,10 +94,10 @@ def test_messages_without_a_key_run_beside_each_other(make: Callable[..., Queue]
     ],
 )
 def test_the_lane_goes_on_behind_a_dead_message(
-    make: Callable[..., Queue], decision: Exception, limit: dict[str, int]
+    ordered: Callable[..., Queue], decision: Exception, limit: dict[str, int]
 ) -> None:
     """Its lease keeps the later ones, so they must not wait for its expiry."""
-    queue = ordered(make, **limit)
+    queue = ordered(**limit)
     queue.publish([Message(value, key=key_in(0)) for value in "abcd"])
     seen: list[tuple[str, int]] = []
 
@@ -111,15 +108,13 @@ def test_the_lane_goes_on_behind_a_dead_message(
 
     drain(queue, handle, max_messages=100, threads=4)
     assert seen == [(value, 1) for value in "abcd"]
-    stats = queue.group().stats()
-    assert (stats.acked, stats.dead) == (3, 1)
+    assert counts(queue) == {"acked": 3, "dead": 1}
 
 
 @pytest.mark.parametrize("decision", [Retry(delay="1h"), Snooze("1h")])
 def test_a_delayed_message_holds_back_its_lane(
-    make: Callable[..., Queue], clock: ManualClock, decision: Exception
+    queue: Queue, clock: ManualClock, decision: Exception
 ) -> None:
-    queue = ordered(make)
     queue.publish([Message(value, key=key_in(0)) for value in "abc"])
     queue.publish(Message("x", key=key_in(1)))
     seen: list[str] = []
@@ -137,8 +132,7 @@ def test_a_delayed_message_holds_back_its_lane(
     assert seen[6:] == ["a", "b", "c"]
 
 
-def test_a_slow_lane_leaves_the_others_their_threads(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
+def test_a_slow_lane_leaves_the_others_their_threads(queue: Queue) -> None:
     queue.publish([Message("hot", key=key_in(0)) for _ in range(50)])
     queue.publish([Message("cold", key=key_in(n)) for n in range(1, 6) for _ in range(3)])
     go_on, seen = threading.Event(), list[str]()
@@ -148,21 +142,17 @@ def test_a_slow_lane_leaves_the_others_their_threads(make: Callable[..., Queue])
         if message.text == "hot":
             assert go_on.wait(60)
 
-    group = queue.group().ensure()
     options: dict[str, Any] = {"mode": "message", "threads": 2, "poll_interval": 0.02}
-    with working(group, handle, patience=60, **options):
+    with working(queue.group(), handle, patience=60, **options):
         try:
             until(lambda: seen.count("cold") == 15)
             assert seen.count("hot") == 1
-            queue.publish(Message("cold", key=key_in(7)))
-            until(lambda: seen.count("cold") == 16)
         finally:
             go_on.set()
-        until(lambda: group.stats().acked == 66)
+        until(lambda: counts(queue) == {"acked": 65})
 
 
-def test_a_stop_gives_back_the_rest_of_a_lane_in_order(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
+def test_a_stop_gives_back_the_rest_of_a_lane_in_order(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])
     stop, seen = threading.Event(), list[tuple[int, int]]()
 
@@ -171,15 +161,14 @@ def test_a_stop_gives_back_the_rest_of_a_lane_in_order(make: Callable[..., Queue
         if len(seen) == 3:
             stop.set()
 
-    queue.group().work(handle, mode="message", threads=2, stop=stop)
+    drain(queue, handle, threads=2, stop=stop)
     assert seen == [(0, 1), (1, 1), (2, 1)]
-    assert (queue.group().stats().ready, queue.group().stats().acked) == (17, 3)
+    assert counts(queue) == {"ready": 17, "acked": 3}
     drain(queue, handle, threads=2)
     assert seen == [(n, 1) for n in range(20)]
 
 
-def test_a_stop_beside_a_failure_gives_back_each_message_once(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
+def test_a_stop_beside_a_failure_gives_back_each_message_once(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
     stop = threading.Event()
 
@@ -188,14 +177,12 @@ def test_a_stop_beside_a_failure_gives_back_each_message_once(make: Callable[...
             stop.set()
             raise ValueError("bad")
 
-    summary = queue.group().work(handle, mode="message", max_messages=100, stop=stop)
-    assert (summary.acked, summary.nacked, summary.released) == (4, 1, 5)
-    stats = queue.group().stats()
-    assert (stats.acked, stats.ready, stats.leased) == (4, 6, 0)
+    summary = drain(queue, handle, max_messages=100, stop=stop)
+    assert summary == having(acked=4, nacked=1, released=5)
+    assert counts(queue) == {"acked": 4, "ready": 6}
 
 
-def test_coroutines_keep_the_order_too(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
+def test_coroutines_keep_the_order_too(queue: Queue) -> None:
     keys = [key_in(0), key_in(1)]
     queue.publish([Message(f"{n}", key=keys[n % 2]) for n in range(20)])
     seen: dict[str, list[int]] = {key: [] for key in keys}
@@ -212,8 +199,7 @@ def test_coroutines_keep_the_order_too(make: Callable[..., Queue]) -> None:
     assert seen == {keys[0]: list(range(0, 20, 2)), keys[1]: list(range(1, 20, 2))}
 
 
-def test_messages_acked_first_run_in_order(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
+def test_messages_acked_first_run_in_order(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
     seen: list[int] = []
 
@@ -226,10 +212,7 @@ def test_messages_acked_first_run_in_order(make: Callable[..., Queue]) -> None:
     assert seen == list(range(10))
 
 
-def test_a_priority_of_a_lane_goes_on_behind_a_failure_of_another(
-    make: Callable[..., Queue],
-) -> None:
-    queue = ordered(make)
+def test_a_priority_of_a_lane_goes_on_behind_a_failure_of_another(queue: Queue) -> None:
     queue.publish([Message("urgent", key=key_in(0), priority=9) for _ in range(2)])
     queue.publish([Message(value, key=key_in(0)) for value in "ab"])
     seen: list[str] = []
@@ -242,9 +225,9 @@ def test_a_priority_of_a_lane_goes_on_behind_a_failure_of_another(
     assert seen == ["urgent", "a", "b"]
 
 
-def test_no_message_overtakes_an_earlier_one_of_its_key(make: Callable[..., Queue]) -> None:
+def test_no_message_overtakes_an_earlier_one_of_its_key(queue: Queue) -> None:
     """Handlers that fail often, in several workers at once, judged by keys and sequences."""
-    queue = ordered(make, max_delivery_attempts=None)
+    queue.group().configure(max_delivery_attempts=None)
     keys = [f"key-{n}" for n in range(12)]
     for start in range(0, 240, 60):
         queue.publish([Message(f"{n}", key=keys[n % 12]) for n in range(start, start + 60)])
@@ -260,29 +243,21 @@ def test_no_message_overtakes_an_earlier_one_of_its_key(make: Callable[..., Queu
             if message.key in running:
                 wrong.append(f"{message.key} runs twice")
             running.add(message.key)
-            done = ended[message.key or ""]
-            before = expected[message.key or ""][: len(done)]
-            if done != before or number != expected[message.key or ""][len(done)]:
+            done = ended[message.key]
+            if [*done, number] != expected[message.key][: len(done) + 1]:
                 wrong.append(f"{number} after {done[-3:]}")
         fails = number % 5 == 0 and message.delivery_count < 3
         with lock:
             running.discard(message.key)
             if not fails:
-                ended[message.key or ""].append(number)
+                ended[message.key].append(number)
         if fails:
             raise ValueError("again")
 
     group = queue.group().ensure()
     options: dict[str, Any] = {"mode": "message", "threads": 3, "until": "settled",
                                "poll_interval": 0.02}  # fmt: skip
-    workers = [
-        threading.Thread(target=lambda n=n: group.work(handle, worker_id=f"w{n}", **options))
-        for n in range(2)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    side_by_side(lambda: group.work(handle, **options), 2)
     assert not wrong
     assert ended == expected
     assert group.stats().acked == 240

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,27 +62,6 @@ def test_all_workers_of_a_process_wait_and_the_group_says_why(suspects: Queue) -
     assert taken(group, "other").messages[0].delivery_count == 3
 
 
-def test_a_process_that_holds_leases_is_told_why_it_must_wait(suspects: Queue) -> None:
-    group = suspects.group()
-    sequence = suspects.describe().latest_sequence
-    assert group.lease("w", sequences=[sequence]) is not None
-    assert group.lease("w") is None
-    assert group.blocked_because == BUSY
-
-
-def test_a_restarted_worker_does_not_answer_for_its_predecessor(clock: ManualClock) -> None:
-    queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", visibility_timeout="60s")
-    queue.publish(["poison", "b"])
-    with process("before"):
-        taken(queue.group())
-    clock.advance(30)
-    with process("after"):
-        taken(queue.group())
-    clock.advance(31)
-    ledger = group_ledger_of(queue.group()).current()
-    assert [r.suspect for r in ledger if r.state == "available"] == [False], "it failed alone"
-
-
 def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
     queue = memory_queue(clock, clock_skew="0s", visibility_timeout="60s")
     queue.publish(["a", "b"])
@@ -127,22 +105,9 @@ def test_the_log_names_the_workers_whose_leases_expired(
     ]
 
 
-def test_a_ledger_of_an_older_version_has_the_name_alone() -> None:
-    assert worker_label("host-1") == "host-1"
+def test_an_identity_is_that_of_a_process_and_an_older_version_has_the_name_alone() -> None:
+    assert identify_worker("w") == identify_worker("w") != "w"
+    assert user._process_id(-1) != user._process_id(os.getpid()), "a fork has another pid"
+    assert worker_label("host-1") == worker_label(identify_worker("host-1")) == "host-1"
     assert process_of("host-1") == ("host-1", False)
     assert worker_label(None) is None
-    assert worker_label(identify_worker("host-1")) == "host-1"
-
-
-def _identity(_: int) -> tuple[int, str]:
-    return os.getpid(), identify_worker("w")
-
-
-@pytest.mark.slow
-def test_each_process_has_an_identity_of_its_own() -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        identities = dict(pool.map(_identity, range(8), chunksize=1))
-    identities[os.getpid()] = identify_worker("w")
-    assert len(set(identities.values())) == len(identities)
-    assert identify_worker("w") == identify_worker("w")
-    assert user._process_id(-1) != user._process_id(os.getpid()), "a fork has another pid"

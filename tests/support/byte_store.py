@@ -17,7 +17,7 @@ from spark_mq.delta.local_files import LocalBackend
 from spark_mq.delta.object_store import ObjectStore
 from support.handles import Injected
 
-__all__ = ["ByteStore", "Call", "byte_store"]
+__all__ = ["VERBS", "ByteStore", "Call", "byte_store"]
 
 VERBS = (
     *("read", "open", "read_parquet", "exists", "stat", "folders"),
@@ -72,7 +72,7 @@ class ByteStore:
 
     def inject(self, verb: str, *, of: ObjectStore | str | None = None, **what: Any) -> Injected:
         """Let something happen at the n-th call, as :class:`Injected` describes it."""
-        injected = Injected(lambda call: call.run(), **what)
+        injected = Injected(Call.run, **what)
         self.on(verb, act=injected, of=of)
         return injected
 
