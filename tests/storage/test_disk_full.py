@@ -5,7 +5,6 @@ with space again everything goes on.
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,11 +20,10 @@ from support.handles import (
     route,
     sweep,
     trim,
-    until,
 )
 from support.tables import group_ledger_of, messages_of
 
-from spark_mq import Lease, Queue, errors
+from spark_mq import Queue, errors
 from spark_mq.testing import ManualClock
 
 VALUES = [f"m{n}".encode() for n in range(8)]
@@ -195,41 +193,4 @@ def test_a_read_only_store_is_reported_at_each_step_and_can_be_looked_at(
         assert again(world.queue).stats()["published"] == 8
         assert [m.value for m in world.held.messages] == VALUES[2:6]
     ack(world)
-    world.finish()
-
-
-def test_a_queue_that_may_not_be_read_is_not_taken_for_none(clock: ManualClock) -> None:
-    disk = SizeLimit()
-    try:
-        queue = Queue.create(disk.path / "queue", clock=clock)
-        with disk.unreadable(), pytest.raises(errors.StorageError) as caught:
-            Queue.open(queue.path)
-        assert "readable and writable for this user" in str(caught.value)
-        again(queue).publish("a")
-    finally:
-        disk.close()
-
-
-def test_a_worker_waits_out_a_full_disk(
-    disk: TmpFs | SizeLimit, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its loop says so, and goes on by itself."""
-    world = World(disk, clock)
-    group = world.queue.group()
-
-    def handle(taken: Lease) -> None:
-        world.seen.update(m.value for m in taken.messages)
-        stop.set()
-
-    stop = threading.Event()
-    with disk.full(0):
-        worker = threading.Thread(
-            target=lambda: group.work(
-                handle, mode="batch", max_messages=10, stop=stop, poll_interval="1ms"
-            )
-        )
-        worker.start()
-        until(lambda: "could not lease" in caplog.text)
-    worker.join(60)
-    assert "full" in caplog.text
     world.finish()

@@ -156,16 +156,15 @@ def test_a_tag_with_a_flipped_bit_leaves_the_ledger_to_the_file() -> None:
         assert rows_in_tag(file) is None
 
 
-@pytest.mark.parametrize("text", ["", "x", "00000000", "[]", "\ud800"])
-def test_what_is_no_tag_leaves_the_ledger_to_the_file(text: str) -> None:
-    assert rows_in_tag(AddFile("p", 1, tags={LEDGER_TAG: text})) is None
-
-
-def test_a_tag_of_a_newer_version_leaves_the_ledger_to_the_file() -> None:
+def newer_tag() -> str:
     tag = encode_ledger(Ledger(LedgerHeader(), [LEASED])).tag
     assert tag is not None
-    newer = tag[8:].replace('"leased"', '{"state":"leased"}').encode()
-    text = f"{ledger_files.zlib.crc32(newer):08x}{newer.decode()}"
+    newer = tag[8:].replace('"leased"', '{"state":"leased"}')
+    return f"{ledger_files.zlib.crc32(newer.encode()):08x}{newer}"
+
+
+@pytest.mark.parametrize("text", ["", "x", "00000000", "[]", "\ud800", newer_tag()])
+def test_what_is_no_tag_of_this_version_leaves_the_ledger_to_the_file(text: str) -> None:
     assert rows_in_tag(AddFile("p", 1, tags={LEDGER_TAG: text})) is None
 
 
@@ -205,27 +204,6 @@ def test_a_checkpoint_of_delta_rs_keeps_the_ledgers(queue: Queue) -> None:
     assert again(queue).group().stats().leased == 3
 
 
-def test_a_restore_brings_the_ledger_of_that_version_back(queue: Queue) -> None:
-    lease(queue, 3)
-    before = ledgers_of(queue).version()
-    lease(queue, 2).ack()
-    DeltaTable(ledgers_of(queue).path).restore(before)
-    assert LEDGER_TAG in added(queue)[0].tags, "delta-rs adds the file again with its tag"
-    stats = again(queue).group().stats()
-    assert (stats.leased, stats.acked) == (3, 0)
-
-
-def test_after_an_optimize_the_file_counts(queue: Queue) -> None:
-    lease(queue, 3)
-    DeltaTable(ledgers_of(queue).path).optimize.z_order(["first"])
-    assert [LEDGER_TAG in file.tags for file in added(queue)] == [False]
-    fresh = again(queue)
-    assert fresh.group().stats().leased == 3
-    lease(fresh, 2).ack()
-    assert LEDGER_TAG in added(queue)[0].tags
-    assert again(queue).group().stats().acked == 2
-
-
 @pytest.mark.parametrize("reads", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_reader_beside_a_busy_writer_never_misses_a_file(queue: Queue, reads: int) -> None:
     lease(queue, 1)
@@ -235,23 +213,19 @@ def test_a_reader_beside_a_busy_writer_never_misses_a_file(queue: Queue, reads: 
 # -- files that a power cut takes
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def zeros(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-DAMAGE: dict[str, Callable[[Path], None]] = {"missing": Path.unlink, "empty": empty, "zeros": zeros}
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
 
 
 @pytest.fixture(params=DAMAGE)
-def damage(request: pytest.FixtureRequest) -> Callable[[Path], None]:
+def damage(request: pytest.FixtureRequest) -> Callable[[Path], object]:
     return DAMAGE[request.param]
 
 
-def damaged(queue: Queue, damage: Callable[[Path], None]) -> tuple[Path, bytes]:
+def damaged(queue: Queue, damage: Callable[[Path], object]) -> tuple[Path, bytes]:
     """Damage the newest file, so that SQL fails. Return it and what it had."""
     lease(queue, 3)
     path = newest(queue)
@@ -262,7 +236,7 @@ def damaged(queue: Queue, damage: Callable[[Path], None]) -> tuple[Path, bytes]:
     return path, data
 
 
-def test_a_sweep_writes_a_lost_file_again(queue: Queue, damage: Callable[[Path], None]) -> None:
+def test_a_sweep_writes_a_lost_file_again(queue: Queue, damage: Callable[[Path], object]) -> None:
     path, data = damaged(queue, damage)
     again(queue).sweep()
     assert path.read_bytes() == data
@@ -270,7 +244,7 @@ def test_a_sweep_writes_a_lost_file_again(queue: Queue, damage: Callable[[Path],
 
 
 def test_the_first_commit_of_a_process_writes_lost_files_again(
-    queue: Queue, damage: Callable[[Path], None]
+    queue: Queue, damage: Callable[[Path], object]
 ) -> None:
     path, data = damaged(queue, damage)
     assert lease(again(queue), 1, "other")
@@ -292,7 +266,7 @@ def test_a_disk_that_refuses_the_repair_does_not_stop_a_commit(
 
 
 def test_a_checkpoint_names_only_files_that_are_there(
-    queue: Queue, damage: Callable[[Path], None]
+    queue: Queue, damage: Callable[[Path], object]
 ) -> None:
     path, data = damaged(queue, damage)
     table = ledgers_of(again(queue))

@@ -8,7 +8,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from support.byte_store import ByteStore, Call
 from support.clocks import MachineClocks
 from support.limits import Limits
 from support.thrift import decode
 
 from spark_mq.delta import cleanup, follower
-from spark_mq.delta.actions import AddFile, Change, log_path
+from spark_mq.delta.actions import AddFile, Change, checkpoint_path, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import TableState, last_checkpoint
@@ -43,42 +43,34 @@ from spark_mq.errors import (
 SCHEMA = pa.schema([("part", pa.string()), ("value", pa.int64())])
 
 
-class InjectedStore(ObjectStore):
-    """A store whose next calls of a method are replaced, one function for each call."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.injected: dict[str, list[Callable[..., Any]]] = {}
-
-    def _call(self, name: str, *args: Any, **options: Any) -> Any:
-        real = partial(getattr(ObjectStore, name), self, *args, **options)
-        queue = self.injected.get(name, [])
-        return queue.pop(0)(real, *args) if queue else real()
-
-    def create(self, path: str, data: bytes, *, after: Sequence[str] = ()) -> None:
-        self._call("create", path, data, after=after)
-
-    def read(self, path: str) -> bytes:
-        found: bytes = self._call("read", path)
-        return found
-
-    def exists(self, path: str) -> bool:
-        found: bool = self._call("exists", path)
-        return found
-
-    def delete(self, path: str) -> None:
-        self._call("delete", path)
-
-
 @pytest.fixture
-def store(tmp_path: Path) -> InjectedStore:
-    made = InjectedStore(str(tmp_path / "table"))
+def store(tmp_path: Path) -> ObjectStore:
+    made = ObjectStore(str(tmp_path / "table"))
     assert create_table(made, SCHEMA, description="d", partition_by=["part"])
     return made
 
 
+def remote(root: str) -> ObjectStore:
+    """A local folder that is taken for an object store: looks are requests there, and left out."""
+    store = ObjectStore(root)
+    store.is_local = False
+    return store
+
+
+def fail(byte_store: ByteStore, store: ObjectStore, verb: str, *errors: OSError) -> None:
+    """Let the next calls fail without doing anything."""
+    left = list(errors)
+
+    def act(call: Call) -> Any:
+        if left:
+            raise left.pop(0)
+        return call.run()
+
+    byte_store.on(verb, act=act, of=store)
+
+
 @pytest.fixture
-def log(store: InjectedStore) -> DeltaLog:
+def log(store: ObjectStore) -> DeltaLog:
     return DeltaLog(store)
 
 
@@ -104,19 +96,21 @@ def paths(log: DeltaLog) -> set[str]:
 
 @pytest.mark.parametrize("error", [FileExistsError("412"), OSError("500"), TimeoutError("reset")])
 def test_a_table_whose_creation_landed_without_its_reply_is_created(
-    tmp_path: Path, error: OSError
+    tmp_path: Path, byte_store: ByteStore, error: OSError
 ) -> None:
-    made = InjectedStore(str(tmp_path / "table"))
-    made.injected["create"] = [lands_then(error)]
+    made = ObjectStore(str(tmp_path / "table"))
+    byte_store.inject("create", fail=error)
     assert create_table(made, SCHEMA, description="d")
     assert DeltaLog(made).refresh().description == "d"
 
 
-def test_the_creation_of_a_table_is_tried_again_over_a_store(tmp_path: Path) -> None:
-    made = RemoteStore(str(tmp_path / "table"))
-    made.injected["create"] = [fails(OSError("503")), fails(TimeoutError("reset"))]
+def test_the_creation_of_a_table_is_tried_again_over_a_store(
+    tmp_path: Path, byte_store: ByteStore
+) -> None:
+    made = remote(str(tmp_path / "table"))
+    fail(byte_store, made, "create", OSError("503"), TimeoutError("reset"))
     assert create_table(made, SCHEMA, description="d")
-    made.injected["create"] = [fails(OSError("503"))]
+    fail(byte_store, made, "create", OSError("503"))
     assert not create_table(made, SCHEMA, description="other")
 
 
@@ -129,7 +123,7 @@ def test_no_table_is_none_to_open_and_an_error_to_refresh(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("track_files", [True, False])
 def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(
-    store: InjectedStore, track_files: bool
+    store: ObjectStore, track_files: bool
 ) -> None:
     other(store, change("one", txns=[("app", 7)]), change("two"))
     assert write_checkpoint(store) == 2 == last_checkpoint(store)
@@ -144,7 +138,7 @@ def test_a_cold_start_reads_the_checkpoint_and_the_commits_after_it(
     )
 
 
-def test_a_checkpoint_whose_writer_died_before_its_hint_gets_one(store: InjectedStore) -> None:
+def test_a_checkpoint_whose_writer_died_before_its_hint_gets_one(store: ObjectStore) -> None:
     other(store, change("one"))
     write_checkpoint(store)
     store.delete("_delta_log/_last_checkpoint")
@@ -157,14 +151,14 @@ def test_a_checkpoint_whose_writer_died_before_its_hint_gets_one(store: Injected
 @pytest.mark.parametrize(
     "hint", [b"", b"{}", b"[]", b'{"version": 77}', b'{"version": "x"}', b"\xff"]
 )
-def test_a_broken_hint_is_none(store: InjectedStore, hint: bytes) -> None:
+def test_a_broken_hint_is_none(store: ObjectStore, hint: bytes) -> None:
     other(store, change("one"))
     store.write("_delta_log/_last_checkpoint", hint)
     assert DeltaLog(store).refresh().version == 1
 
 
 def test_a_hint_to_a_checkpoint_behind_the_cleaned_log_finds_the_newer_one(
-    store: InjectedStore,
+    store: ObjectStore,
 ) -> None:
     other(store, change("one"))
     write_checkpoint(store)
@@ -207,40 +201,40 @@ BROKEN: dict[str, Callable[[pa.Table], pa.Table]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_checkpoint_that_is_none_is_passed_over_or_named(
-    store: InjectedStore, broken: str
-) -> None:
+def test_a_checkpoint_that_is_none_is_passed_over_or_named(store: ObjectStore, broken: str) -> None:
     other(store, change("one", txns=[("app", 1)]))
     write_checkpoint(store)
-    path, sink = f"_delta_log/{1:020d}.checkpoint.parquet", pa.BufferOutputStream()
-    rows = BROKEN[broken](pq.read_table(pa.BufferReader(store.read(path))))
-    pq.write_table(rows, sink, use_dictionary=False)
-    data = bytearray(sink.getvalue())
+    path = rewrite_checkpoint(store, BROKEN[broken])
     if broken == "broken page":
+        data = bytearray(store.read(path))
         _, page = decode(bytes(data), 4)
         data[page : page + 5] = b"\xff" * 5
-    store.write(path, bytes(data))
+        store.write(path, bytes(data))
     assert paths(DeltaLog(store)) == {"part=a/one.parquet"}
     store.delete(log_path(0))
     with pytest.raises(CorruptLog, match=r"checkpoint .* cannot be read"):
         DeltaLog(store).refresh()
 
 
-def test_a_checkpoint_may_leave_out_the_size_of_a_file_as_a_commit_may(
-    store: InjectedStore,
-) -> None:
+def rewrite_checkpoint(store: ObjectStore, change: Callable[[pa.Table], pa.Table]) -> str:
+    """Change the rows of the first checkpoint. Return its path."""
+    path, sink = checkpoint_path(1), pa.BufferOutputStream()
+    rows = pq.read_table(pa.BufferReader(store.read(path)))
+    pq.write_table(change(rows), sink, use_dictionary=False)
+    store.write(path, sink.getvalue().to_pybytes())
+    return path
+
+
+def test_a_checkpoint_may_leave_out_the_size_of_a_file_as_a_commit_may(store: ObjectStore) -> None:
     other(store, change("one"))
     write_checkpoint(store)
-    path, sink = f"_delta_log/{1:020d}.checkpoint.parquet", pa.BufferOutputStream()
-    rows = pq.read_table(pa.BufferReader(store.read(path)))
-    pq.write_table(without("add", "size")(rows), sink)
-    store.write(path, sink.getvalue())
+    rewrite_checkpoint(store, without("add", "size"))
     assert [file.size for file in DeltaLog(store).refresh().files()] == [0]
 
 
 @pytest.mark.parametrize("names", [["one"], ["one", "two"]], ids=["as long", "longer"])
 def test_a_table_made_again_is_noticed_right_after_an_own_commit(
-    store: InjectedStore, log: DeltaLog, tmp_path: Path, names: list[str]
+    store: ObjectStore, log: DeltaLog, tmp_path: Path, names: list[str]
 ) -> None:
     log.commit(change("mine"), log.refresh().version)
     os.rename(tmp_path / "table", tmp_path / "old")
@@ -251,7 +245,7 @@ def test_a_table_made_again_is_noticed_right_after_an_own_commit(
 
 
 def test_a_commit_that_follows_another_one_opens_the_table_again(
-    store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a look at the last commit, as over a store within seconds: the next commit names the
     one before it.
@@ -266,23 +260,19 @@ def test_a_commit_that_follows_another_one_opens_the_table_again(
     assert log.generation == 2
 
 
+FEATURES = {"readerFeatures": ["deletionVectors"], "writerFeatures": []}
+
+
 @pytest.mark.parametrize(
     "action",
     [
-        {
-            "protocol": {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": ["deletionVectors"],
-                "writerFeatures": [],
-            }
-        },
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **FEATURES}},
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}},
         {"add": {"path": "x", "size": 1, "deletionVector": {"storageType": "u"}}},
     ],
 )
 def test_a_feature_that_comes_later_is_refused_by_an_open_handle(
-    store: InjectedStore, log: DeltaLog, action: dict[str, Any]
+    store: ObjectStore, log: DeltaLog, action: dict[str, Any]
 ) -> None:
     log.refresh()
     ObjectStore(store.root).create(log_path(1), json.dumps(action).encode())
@@ -292,7 +282,7 @@ def test_a_feature_that_comes_later_is_refused_by_an_open_handle(
 
 
 def test_a_partition_is_read_at_the_version_that_it_had(
-    store: InjectedStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, real = log.refresh().version, TableState.partition
     theirs = threading.Thread(target=lambda: log.commit(change("theirs"), base))
@@ -314,28 +304,23 @@ def test_a_partition_is_read_at_the_version_that_it_had(
 # -- the conflict rule
 
 
-METADATA = {"id": "other", "schemaString": "{}", "partitionColumns": [], "configuration": {}}
+def removal(part: str) -> Change:
+    return change("theirs", adds=(), removes=[AddFile(f"part={part}/x", 1, 1, {"part": part})])
 
 
 @pytest.mark.parametrize(
     ("theirs", "mine"),
     [
         (change("theirs"), {"partitions": [{"part": "a"}]}),
-        (
-            change("theirs", adds=(), removes=[AddFile("part=a/x", 1, 1, {"part": "a"})]),
-            {"partitions": [{"part": "a"}]},
-        ),
+        (removal("a"), {"partitions": [{"part": "a"}]}),
         (change("theirs", "b"), {"whole_table": True}),
         (change("theirs", "b", txns=[("app", 1)]), {"txns": [("app", 2)]}),
-        (
-            change("theirs", adds=(), removes=[AddFile("part=b/x", 1, 1, {"part": "b"})]),
-            {"removes": [AddFile("part=b/x", 1)]},
-        ),
+        (removal("b"), {"removes": [AddFile("part=b/x", 1)]}),
     ],
 )
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_commit_that_changed_what_was_read_is_a_conflict(
-    store: InjectedStore, log: DeltaLog, theirs: Change, mine: dict[str, Any], seen: bool
+    store: ObjectStore, log: DeltaLog, theirs: Change, mine: dict[str, Any], seen: bool
 ) -> None:
     base = log.refresh().version
     other(store, theirs)
@@ -346,7 +331,7 @@ def test_a_commit_that_changed_what_was_read_is_a_conflict(
     assert DeltaLog(store).refresh().version == 1
 
 
-def test_transact_computes_again_after_a_conflict(store: InjectedStore, log: DeltaLog) -> None:
+def test_transact_computes_again_after_a_conflict(store: ObjectStore, log: DeltaLog) -> None:
     seen: list[int] = []
 
     def compute(state: Any) -> tuple[Change, int]:
@@ -359,7 +344,7 @@ def test_transact_computes_again_after_a_conflict(store: InjectedStore, log: Del
     assert seen == [0, 1]
 
 
-def test_transact_gives_up_at_its_deadline(store: InjectedStore, log: DeltaLog) -> None:
+def test_transact_gives_up_at_its_deadline(store: ObjectStore, log: DeltaLog) -> None:
     count = iter(range(1000))
 
     def compute(state: Any) -> tuple[Change, None]:
@@ -374,25 +359,12 @@ def test_transact_gives_up_at_its_deadline(store: InjectedStore, log: DeltaLog) 
 # -- lost, doubled and late replies
 
 
-def lands_then(error: OSError) -> Callable[..., None]:
-    def create(real: Callable[[], None], *_: Any) -> None:
-        real()
-        raise error
-
-    return create
-
-
-def fails(error: OSError) -> Callable[..., None]:
-    def create(real: Callable[[], None], *_: Any) -> None:
-        raise error
-
-    return create
-
-
-def test_a_put_whose_fate_cannot_be_read_is_unknown(store: InjectedStore, log: DeltaLog) -> None:
+def test_a_put_whose_fate_cannot_be_read_is_unknown(
+    store: ObjectStore, log: DeltaLog, byte_store: ByteStore
+) -> None:
     base = log.refresh().version
-    store.injected["create"] = [lands_then(OSError("500"))]
-    store.injected["exists"] = [fails(OSError("down"))]
+    byte_store.inject("create", of=store, fail=OSError("500"))
+    fail(byte_store, store, "exists", OSError("down"))
     with pytest.raises(StorageError) as raised:
         log.commit(change("mine"), base)
     assert raised.value.data["landed"] is None
@@ -409,70 +381,67 @@ LOST = [OSError("503"), ConnectionResetError("reset"), TimeoutError("timeout")]
     ids=["never refused", "refused later", "refused first"],
 )
 def test_a_put_that_a_store_did_not_refuse_may_land_after_its_error(
-    store: InjectedStore, failures: Sequence[OSError]
+    store: ObjectStore, byte_store: ByteStore, failures: Sequence[OSError]
 ) -> None:
-    remote = RemoteStore(store.root)
-    log, late = DeltaLog(remote), list[Callable[[], None]]()
+    log = DeltaLog(there := remote(store.root))
+    late = list[Call]()  # the store applies them when nobody waits
 
-    def create(error: OSError) -> Callable[..., None]:
-        def call(real: Callable[[], None], *_: Any) -> None:
-            late.append(real)  # the store applies it when nobody waits for it
-            raise error
-
-        return call
+    def lose(call: Call) -> None:
+        late.append(call)
+        raise failures[len(late) - 1]
 
     base = log.refresh().version
-    remote.injected["create"] = [create(error) for error in failures]
+    byte_store.on("create", act=lose, of=there)
     with pytest.raises(StorageError, match="it is unknown if the change landed") as raised:
         log.commit(change("mine"), base)
     assert raised.value.data["landed"] is None
-    late[0]()
+    late[0].run()
     assert log.refresh().operation_id == "mine"
 
 
 @pytest.mark.parametrize("refusal", [REFUSED, FileNotFoundError("no such bucket")])
-def test_a_put_that_a_store_refuses_changes_nothing(store: InjectedStore, refusal: OSError) -> None:
-    remote = RemoteStore(store.root)
-    log = DeltaLog(remote)
+def test_a_put_that_a_store_refuses_changes_nothing(
+    store: ObjectStore, byte_store: ByteStore, refusal: OSError
+) -> None:
+    log = DeltaLog(there := remote(store.root))
     base = log.refresh().version
-    remote.injected["create"] = 3 * [fails(refusal)]
+    fail(byte_store, there, "create", refusal, refusal, refusal)
     with pytest.raises(StorageError, match="nothing was changed") as raised:
         log.commit(change("mine"), base)
     assert raised.value.data["landed"] is False
 
 
-def test_a_lost_put_is_refused_for_certain_once_its_number_is_taken(store: InjectedStore) -> None:
-    remote = RemoteStore(store.root)
-    log, late = DeltaLog(remote), list[Callable[[], None]]()
+def test_a_lost_put_is_refused_for_certain_once_its_number_is_taken(
+    store: ObjectStore, byte_store: ByteStore
+) -> None:
+    log = DeltaLog(there := remote(store.root))
+    late = list[Call]()
 
-    def lost(real: Callable[[], None], *_: Any) -> None:
-        late.append(real)
+    def lose(call: Call) -> None:
+        late.append(call)
         other(store, change("theirs"))
         raise OSError("503")
 
     base = log.refresh().version
-    remote.injected["create"] = [lost]
+    byte_store.on("create", act=lose, of=there)
     with pytest.raises(CommitConflict):
         log.commit(change("mine", partitions=[{"part": "a"}]), base)
     with pytest.raises(FileExistsError):
-        late[0]()
+        late[0].run()
 
 
 @pytest.mark.parametrize("step", ["exists", "delete"])
 def test_a_commit_that_cannot_be_checked_after_its_put_is_unknown(
-    store: InjectedStore, log: DeltaLog, step: str
+    store: ObjectStore, log: DeltaLog, byte_store: ByteStore, step: str
 ) -> None:
     base = log.refresh().version
 
-    def down(real: Callable[[], None], *_: Any) -> None:
+    def down() -> None:
         if step == "delete":
-            other(store, *(change(f"theirs-{n}") for n in range(5)))
-            write_checkpoint(store)
-            clean_to(store, 5)
-        store.injected[step] = [fails(OSError("down"))]
-        real()
+            others_commit_and_clean(store)
+        fail(byte_store, store, step, OSError("down"))
 
-    store.injected["create"] = [down]
+    byte_store.inject("create", of=store, before=down)
     with pytest.raises(StorageError, match="it is unknown if the change landed") as raised:
         log.commit(change("mine"), base)
     assert raised.value.data["landed"] is None
@@ -485,25 +454,26 @@ def clean_to(store: ObjectStore, version: int) -> None:
     """As a cleaner does: only what the last checkpoint makes superfluous."""
     for old in range(version):
         store.delete(log_path(old))
-        store.delete(f"_delta_log/{old:020d}.checkpoint.parquet")
+        store.delete(checkpoint_path(old))
 
 
-@pytest.mark.parametrize("kept_from", [1, 2, 3])
+def others_commit_and_clean(store: ObjectStore, count: int = 5) -> None:
+    other(store, *(change(f"theirs-{n}", "b") for n in range(count)))
+    clean_to(store, write_checkpoint(store))
+
+
+@pytest.mark.parametrize(("checkpoint", "kept_from"), [(1, 1), (2, 1), (2, 2), (3, 3)])
 def test_a_commit_that_landed_before_a_cleaning_counts(
-    store: InjectedStore, log: DeltaLog, kept_from: int
+    store: ObjectStore, log: DeltaLog, byte_store: ByteStore, checkpoint: int, kept_from: int
 ) -> None:
     base = log.refresh().version
 
-    def frozen(real: Callable[[], None], *_: Any) -> None:
-        real()
-        if kept_from == 1:
-            write_checkpoint(store)
-        other(store, *(change(f"theirs-{n}") for n in range(kept_from - 1)))
-        if kept_from > 1:
-            write_checkpoint(store)
+    def frozen() -> None:
+        other(store, *(change(f"theirs-{n}") for n in range(checkpoint - 1)))
+        assert write_checkpoint(store) == checkpoint
         clean_to(store, kept_from)
 
-    store.injected["create"] = [frozen]
+    byte_store.inject("create", of=store, after=frozen)
     assert log.commit(change("mine"), base) == 1
     assert "part=a/mine.parquet" in paths(DeltaLog(store))
 
@@ -521,82 +491,63 @@ def appended(store: ObjectStore) -> None:
     ids=["from a checkpoint", "of another engine"],
 )
 def test_a_stray_is_withdrawn_although_its_successor_was_written_without_reading_the_log(
-    store: InjectedStore, following: Callable[[ObjectStore], None], store_kind: str
+    store: ObjectStore,
+    byte_store: ByteStore,
+    following: Callable[[ObjectStore], None],
+    store_kind: str,
 ) -> None:
-    clocks, writer = MachineClocks(), RemoteStore(store.root) if store_kind == "remote" else store
+    clocks, writer = MachineClocks(), remote(store.root) if store_kind == "remote" else store
     log = DeltaLog(writer)
     log.clock = clocks.elapsed
     base = log.refresh().version
 
-    def frozen(real: Callable[[], None], *_: Any) -> None:
-        other(store, change("theirs-0"))
-        clean_to(store, write_checkpoint(store))
+    def frozen() -> None:
+        others_commit_and_clean(store, 1)
         following(store)
         clean_to(store, write_checkpoint(store))
         clocks.move(3600.0, 3600.0)
-        real()
 
-    writer.injected["create"] = [frozen]
+    byte_store.inject("create", of=writer, before=frozen)
     with pytest.raises(CommitConflict, match="cleaned beyond"):
         log.commit(change("mine"), base)
     assert not store.exists(log_path(1))
     assert "part=a/mine.parquet" not in paths(DeltaLog(store))
 
 
-class RemoteStore(InjectedStore):
-    """A local folder that is taken for an object store: looks are requests there, and left out."""
-
-    made = False
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.made = True
-
-    @property
-    def is_local(self) -> bool:
-        return not self.made
-
-    @is_local.setter
-    def is_local(self, _: bool) -> None: ...
-
-
-def others_commit_and_clean(store: ObjectStore, count: int = 5) -> None:
-    other(store, *(change(f"theirs-{n}", "b") for n in range(count)))
-    clean_to(store, write_checkpoint(store))
-
-
 def put(log: DeltaLog, name: str) -> int:
     return log.transact(lambda _: (change(name), None))[0]
 
 
-def on_clocks(store: InjectedStore) -> tuple[DeltaLog, RemoteStore, MachineClocks]:
+def on_clocks(store: ObjectStore) -> tuple[DeltaLog, MachineClocks]:
     """A log over a store, whose last commits are its own, and the clocks of its machine."""
-    remote, clocks = RemoteStore(store.root), MachineClocks()
-    log = DeltaLog(remote)
+    clocks, log = MachineClocks(), DeltaLog(remote(store.root))
     log.clock = clocks.elapsed
     for name in "abc":
         put(log, name)
     assert log.is_own_turn
-    return log, remote, clocks
+    return log, clocks
 
 
-def test_a_wall_clock_that_is_set_costs_a_look_and_no_more(store: InjectedStore) -> None:
-    log, remote, clocks = on_clocks(store)
-    looks: list[float] = []
+def test_a_wall_clock_that_is_set_costs_a_look_and_no_more(
+    store: ObjectStore, byte_store: ByteStore
+) -> None:
+    log, clocks = on_clocks(store)
+    looks = byte_store.paths("read", of=log.store)
     for step in (3600.0, -3600.0):
         clocks.move(0.1, step)
-        remote.injected["read"] = [lambda real, *_: (looks.append(1), real())[1]]
         put(log, "after the step")
+        assert looks
+        looks.clear()
         put(log, "next")
+        assert not looks
         assert log.is_own_turn
-    assert len(looks) == 2
     assert DeltaLog(store).refresh().version == 7
 
 
 def test_a_writer_that_takes_turns_looks_no_more_once_it_has_seen_the_other(
-    store: InjectedStore,
+    store: ObjectStore, byte_store: ByteStore
 ) -> None:
-    log, remote, _ = on_clocks(store)
+    log, _ = on_clocks(store)
     other(store, change("theirs-0", "b"))
     log.refresh()
     assert not log.is_own_turn, "the other one may go on"
@@ -605,31 +556,32 @@ def test_a_writer_that_takes_turns_looks_no_more_once_it_has_seen_the_other(
     other(store, change("theirs-1", "b"))
     log.refresh()
     assert log.is_own_turn
-    remote.injected["read"] = [lambda *_: pytest.fail("it looked")]
+    looks = byte_store.paths("read", of=log.store)
     put(log, "e")
-    remote.injected.clear()
+    assert not looks
     other(store, change("theirs-2", "b"), change("theirs-3", "b"))
     log.refresh()
     assert not log.is_own_turn, "two commits are no turn"
 
 
-def test_a_look_of_another_thread_does_not_hide_that_a_writer_slept(store: InjectedStore) -> None:
-    log, remote, clocks = on_clocks(store)
+def test_a_look_of_another_thread_does_not_hide_that_a_writer_slept(
+    store: ObjectStore, byte_store: ByteStore
+) -> None:
+    log, clocks = on_clocks(store)
 
-    def frozen(real: Callable[[], None], *_: Any) -> None:
+    def frozen() -> None:
         others_commit_and_clean(store)
         clocks.move(3600.0, 3600.0)
         assert log.refresh().version == 8, "this is the other thread"
-        real()
 
-    remote.injected["create"] = [frozen]
+    byte_store.inject("create", of=log.store, before=frozen)
     with pytest.raises(CommitConflict, match="cleaned beyond"):
         log.commit(change("mine"), 3)
     assert not store.exists(log_path(4))
 
 
-def test_a_look_of_another_thread_that_was_forgotten_hides_no_sleep(store: InjectedStore) -> None:
-    log, _, clocks = on_clocks(store)
+def test_a_look_of_another_thread_that_was_forgotten_hides_no_sleep(store: ObjectStore) -> None:
+    log, clocks = on_clocks(store)
     others_commit_and_clean(store)
     clocks.move(3600.0, 3600.0)
     assert log.refresh().version == 8
@@ -639,8 +591,8 @@ def test_a_look_of_another_thread_that_was_forgotten_hides_no_sleep(store: Injec
     assert not store.exists(log_path(4))
 
 
-def test_a_gap_after_own_commits_over_a_store_is_refused(store: InjectedStore) -> None:
-    log, _, clocks = on_clocks(store)
+def test_a_gap_after_own_commits_over_a_store_is_refused(store: ObjectStore) -> None:
+    log, clocks = on_clocks(store)
     write_checkpoint(store)
     other(store, change("one"), change("two"))
     store.delete(log_path(4))
@@ -649,8 +601,8 @@ def test_a_gap_after_own_commits_over_a_store_is_refused(store: InjectedStore) -
         log.refresh()
 
 
-def test_a_writer_that_was_idle_looks_before_its_next_commit(store: InjectedStore) -> None:
-    log, _, clocks = on_clocks(store)
+def test_a_writer_that_was_idle_looks_before_its_next_commit(store: ObjectStore) -> None:
+    log, clocks = on_clocks(store)
     others_commit_and_clean(store)
     clocks.move(6.0, 6.0)
     assert put(log, "mine") == 9
@@ -658,10 +610,10 @@ def test_a_writer_that_was_idle_looks_before_its_next_commit(store: InjectedStor
 
 @pytest.mark.parametrize("count", [5, 40], ids=["at the next number", "at its next look"])
 def test_a_writer_whose_clocks_missed_a_pause_finds_the_present_again(
-    store: InjectedStore, caplog: pytest.LogCaptureFixture, count: int
+    store: ObjectStore, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     """What it commits until then is lost, so it says so."""
-    log, _, clocks = on_clocks(store)
+    log, clocks = on_clocks(store)
     others_commit_and_clean(store, count)
     seconds = 0
     while put(log, f"after {seconds}") < 3 + count:
@@ -673,21 +625,14 @@ def test_a_writer_whose_clocks_missed_a_pause_finds_the_present_again(
 
 
 def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
-    store: InjectedStore,
+    store: ObjectStore, byte_store: ByteStore
 ) -> None:
-    remote, clocks = RemoteStore(store.root), MachineClocks()
-    log = DeltaLog(remote)
+    clocks, log = MachineClocks(), DeltaLog(remote(store.root))
     log.clock = clocks.elapsed
     log.refresh()
     other(store, change("one"))
     clocks.move(6.0, 6.0)
-
-    def overtaken(real: Callable[[], bytes], *_: Any) -> bytes:
-        found = real()
-        others_commit_and_clean(store)
-        return found
-
-    remote.injected["read"] = [overtaken]
+    byte_store.inject("read", of=log.store, after=lambda: others_commit_and_clean(store))
     assert log.refresh().version == 6
     assert log.generation == 2
 
@@ -695,7 +640,7 @@ def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
 # -- other engines, checkpoints
 
 
-def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: InjectedStore) -> None:
+def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: ObjectStore) -> None:
     asked: list[int] = []
     log = DeltaLog(store, on_checkpoint=lambda _, version: asked.append(version))
     for number in range(205):
@@ -705,7 +650,7 @@ def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: Injected
 
 
 def test_a_commit_that_landed_succeeds_though_no_thread_is_left_for_its_checkpoint(
-    store: InjectedStore,
+    store: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
     limits: Limits,
     caplog: pytest.LogCaptureFixture,
@@ -729,7 +674,7 @@ def test_a_commit_that_landed_succeeds_though_no_thread_is_left_for_its_checkpoi
 
 
 def test_a_file_that_gets_its_name_just_before_the_orphans_go_stays(
-    store: InjectedStore, log: DeltaLog, limits: Limits, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, log: DeltaLog, limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its writer was slow, and its commit lands between the sweep's look and its commit."""
     limits(orphan_seconds=-1.0)
@@ -750,7 +695,7 @@ def test_a_file_that_gets_its_name_just_before_the_orphans_go_stays(
 
 
 def test_a_writer_that_read_the_table_before_the_orphans_went_is_refused(
-    store: InjectedStore, log: DeltaLog, limits: Limits
+    store: ObjectStore, log: DeltaLog, limits: Limits
 ) -> None:
     limits(orphan_seconds=-1.0)
     store.write("part=a/late.parquet", b"x")
