@@ -58,6 +58,20 @@ def lived(queue: Queue) -> Queue:
     return queue
 
 
+def released(queue: Queue, times: int, *, archived_each: bool = False) -> Queue:
+    """A queue whose message was leased and released so often."""
+    queue.publish(["a"])
+    for _ in range(times):
+        lease(queue).release()
+        if archived_each:
+            archive(queue)
+    return queue
+
+
+def history_files(queue: Queue) -> list[str]:
+    return DeltaTable(f"{queue.path}/history").file_uris()
+
+
 def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None:
     lived(queue)
     assert reported(queue) == [
@@ -145,18 +159,18 @@ def test_a_handler_that_fails_blames_its_whole_lease(queue: Queue, on_error: str
     assert blamed(queue, s[1]) == [(f"{on_error}ed", None, "ValueError: bad", 2)]
 
 
-def test_what_is_archived_and_what_is_not_yet_is_reported_alike(delta_queue: Make) -> None:
-    queue = delta_queue()
-    s = queue.publish([str(n) for n in range(3)]).sequences
+def test_what_is_archived_and_what_is_not_yet_is_reported_alike(queue: Queue) -> None:
+    queue.publish(["a", "b", "c"])
     taken = lease(queue, 3)
-    before = reported(queue)
-    assert archive(queue) == archived(queue) + 1  # type: ignore[operator]
-    assert reported(queue) == before
-    taken.ack([s[0]])
-    assert reported(queue) == [*before, ("acked", "settled", "acked", 1)]
+    leased, acked = ("leased", "leased", None, 3), ("acked", "settled", "acked", 3)
+    assert reported(queue) == [leased]
+    assert archive(queue) == archived(queue) + 1
+    assert reported(queue) == [leased]
+    taken.ack()
+    assert reported(queue) == [leased, acked]
     assert archive(again(queue)) == 1
     assert archive(queue) == 0
-    assert len(reported(queue)) == len(before) + 1
+    assert reported(queue) == [leased, acked]
 
 
 def test_a_part_of_the_history_is_a_part_of_the_whole(queue: Queue) -> None:
@@ -244,48 +258,32 @@ def test_a_search_of_the_archive_leaves_out_no_file_that_matches(
             assert found.num_rows == rows.filter(compare(rows[name], value)).num_rows
 
 
-def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make) -> None:
-    queue = delta_queue()
-    queue.publish(["a"])
-    for _ in range(30):
-        lease(queue).release()
+def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make, limits: Limits) -> None:
+    limits(history_batch=7)
+    queue = released(delta_queue(), 30)
     expected = reported(queue)
+    assert Counter(event for event, *_ in expected) == {"leased": 30, "released": 30}
     with keeping(0, 0):
         ledgers_of(queue).clean(archived(queue))
         assert reported(queue) == expected
-        archive(queue)
+        assert archive(queue) == 62, "in several batches"
+        assert reported(queue) == expected
         assert ledgers_of(queue).clean(archived(queue)) > 30
     assert reported(again(queue)) == expected
-
-
-def test_an_archive_longer_than_a_batch_is_whole(delta_queue: Make, limits: Limits) -> None:
-    limits(history_batch=3)
-    queue = delta_queue()
-    queue.publish(["a"])
-    for _ in range(7):
-        lease(queue).release()
-    expected = reported(queue)
-    assert archive(queue) == 16
-    assert reported(queue) == expected
-    assert Counter(event for event, *_ in expected) == {"leased": 7, "released": 7}
 
 
 def test_two_sweeps_that_put_files_together_at_once_double_nothing(
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     """Both compute the same compaction from the same state. The second must compute it again."""
-    queue = delta_queue()
-    queue.publish([str(n) for n in range(30)])
-    for _ in range(6):
-        lease(queue, 5).ack()
-        archive(queue)
-    before, files = reported(queue), DeltaTable(f"{queue.path}/history").file_uris()
+    queue = released(delta_queue(), 6, archived_each=True)
+    before, files = reported(queue), history_files(queue)
     limits(history_files=3)
     other = again(queue)
 
     def put_together() -> None:
         archive(other)
-        assert len(DeltaTable(f"{queue.path}/history").file_uris()) < len(files)
+        assert len(history_files(queue)) < len(files)
 
     on_commit(monkeypatch, "history", before=put_together)
     archive(queue)
@@ -301,12 +299,8 @@ def test_the_files_of_the_archive_are_put_together(
 ) -> None:
     """Also if what the first merge writes has more rows than fit in memory: it is a small file."""
     limits(**given)
-    queue = delta_queue()
-    queue.publish(["a"])
-    for _ in range(12):
-        lease(queue).release()
-        archive(queue)
-    assert len(DeltaTable(f"{queue.path}/history").file_uris()) <= given["history_files"] + 1
+    queue = released(delta_queue(), 12, archived_each=True)
+    assert len(history_files(queue)) <= given["history_files"] + 1
     assert len(reported(queue)) == 24
 
 
@@ -314,16 +308,11 @@ def test_the_files_of_a_dropped_day_are_deleted_also_if_they_were_few(
     delta_queue: Make, limits: Limits
 ) -> None:
     limits(archive_versions=3, archive_seconds=0.0)
-    queue = delta_queue(history_retention="2d")
-    queue.publish(["a"])
-    lease(queue).release()
-    archive(queue)
+    queue = released(delta_queue(history_retention="2d"), 1, archived_each=True)
     (old,) = Path(queue.path, "history").glob("day=*/*.parquet")
     table = context_of(queue).history
     table.log.transact(lambda state: (Change("x", {}, removes=state.files()), None))
-    for _ in range(tables.SWEEP_INTERVAL + 5):
-        lease(queue).release()
-        archive(queue)
+    released(queue, tables.SWEEP_INTERVAL + 5, archived_each=True)
     assert not old.exists()
     assert len(reported(queue)) > 0
 
@@ -332,9 +321,7 @@ def test_nothing_of_a_dropped_day_stays_on_the_disk_of_a_queue_that_stands_still
     delta_queue: Make, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
 ) -> None:
     """Neither its own files nor that of a sweep that was killed before its commit."""
-    queue = delta_queue(history_retention="2d")
-    queue.publish(["a"])
-    lease(queue).release()
+    queue = released(delta_queue(history_retention="2d"), 1)
     with monkeypatch.context() as patch:
         on_commit(patch, "history", before=die)
         with pytest.raises(Killed):
