@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.queues import Make
 
 from spark_mq import Lease, Queue, ReceivedMessage, Retry
-
-Make = Callable[..., Queue]
 
 
 def _fail(_: Any) -> None:

@@ -17,13 +17,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore
 from support.handles import Killed, again, die, lease
+from support.queues import Make
 from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import Queue, errors
 from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.storage.message_table import MessageTable
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

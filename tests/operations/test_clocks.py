@@ -4,7 +4,6 @@ is lost or breaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -14,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.handles import again, history, lease, take, take_all
+from support.queues import Make
 from support.tables import group_ledger_of
 
 from spark_mq import Queue, errors
 from spark_mq.testing import ManualClock, memory_queue
-
-Make = Callable[..., Queue]
 
 
 def apart(queue: Queue, clock: ManualClock, minutes: float) -> tuple[Queue, ManualClock]:

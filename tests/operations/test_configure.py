@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from support.handles import again, lease, trim
+from support.queues import Make
 from support.tables import messages_of
 
-from spark_mq import Message, Queue
+from spark_mq import Message
 from spark_mq.errors import InvalidOption
 from spark_mq.testing import ManualClock
 
-Make = Callable[..., Queue]
 DAY = timedelta(days=1)
 
 

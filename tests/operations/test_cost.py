@@ -22,7 +22,6 @@ from support.byte_store import ByteStore, Call
 
 from spark_mq import Lease, Queue
 
-Make = Callable[..., Queue]
 BATCHES = (10, 100_000)
 BACKLOG_COMMITS, PER_COMMIT = 200, 1_000
 AGE = 120

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ import pytest
 from support.byte_store import ByteStore
 from support.handles import Killed, again, die, lease, on_commit, once
 from support.limits import Limits
+from support.queues import Make
 from support.tables import messages_of, on_publish
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog, DuplicatePublish, InvalidOption, StorageError
 from spark_mq.storage.id_files import IdBlock, block_path, head_of
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import pytest
 from support.byte_store import ByteStore
 from support.handles import again, lease, on_commit
 from support.limits import Limits
+from support.queues import Make
 from support.tables import messages_of
 
 from spark_mq import Message, PublishReceipt, Queue
 from spark_mq.errors import CorruptLog
 from spark_mq.storage.id_files import head_of
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,13 +9,12 @@ from support.handles import Injected, again, history, side_by_side, take, take_a
 from support.having import having
 from support.limits import Limits
 from support.marks import slow
+from support.queues import Make
 from support.tables import as_in_a_store
 
 from spark_mq import ConsumerGroup, Message, Queue
 from spark_mq.ledger import selection
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 EU = {"key_prefix": "eu-"}
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.handles import again, lease, once, take, trim, trimmable
 from support.having import having
+from support.queues import Make
 from support.tables import group_ledger_of, messages_of, on_write
 
 from spark_mq import ConsumerGroup, PurgeResult, Queue
@@ -22,9 +23,6 @@ from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, LeaseLos
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock
 from spark_mq.util.clock import SECOND
-
-Make = Callable[..., Queue]
-
 
 # -- settings
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from support.byte_store import ByteStore, Call
 from support.handles import again, until
 from support.having import having
 from support.limits import Limits
+from support.queues import Make
 from support.tables import as_in_a_store, ledgers_of
 from support.working import leave_heartbeat, working
 
@@ -26,8 +26,6 @@ from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import NotAQueue
 from spark_mq.inspect import WorkerInfo
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 class LookClock(ManualClock):

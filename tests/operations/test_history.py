@@ -22,6 +22,7 @@ from support.byte_store import ByteStore
 from support.handles import Killed, again, archive, archived, die, history, lease, on_commit
 from support.having import having
 from support.limits import Limits, keeping
+from support.queues import Make
 from support.tables import context_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Message, Queue
@@ -33,8 +34,6 @@ from spark_mq.testing import ManualClock
 from spark_mq.util import user
 from spark_mq.util.clock import to_datetime
 from spark_mq.util.user import act_as
-
-Make = Callable[..., Queue]
 
 
 def reported(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:

@@ -18,8 +18,7 @@ from spark_mq import Queue
 from spark_mq.testing import ManualClock, memory_queue
 from support.marks import slow
 
-__all__ = ["Place", "clock", "delta_queue", "make", "place", "pytest_generate_tests", "queue"]
-
+Make = Callable[..., Queue]
 Place = Callable[[], dict[str, Any]]
 
 
