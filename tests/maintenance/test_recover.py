@@ -7,18 +7,20 @@ import itertools
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.handles import Injected, Killed, clean_messages, index_commits, lease, take_all, until
 from support.marks import slow_but
-from support.tables import messages_of
+from support.tables import messages_of, put_back
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import NotAQueue, TablesDisagree
 from spark_mq.testing import ManualClock
 
+Make = Callable[..., Queue]
 TABLES = ("messages", "leases", "commits", "history", "dead_letters")
 SUBSETS = [old for count in range(1, len(TABLES)) for old in itertools.combinations(TABLES, count)]
 """The tables put back. With all of them, each pair is seen in both directions."""
@@ -55,15 +57,10 @@ class Past:
     def with_old(self, path: Path, tables: tuple[str, ...]) -> Path:
         """The queue as it was later, but for some tables."""
         shutil.copytree(self.root / "new", path)
-        put_back(path, self.root / "old", tables)
+        for table in tables:
+            shutil.rmtree(path / table)
+            shutil.copytree(self.root / "old" / table, path / table)
         return path
-
-
-def put_back(path: Path, old: Path, tables: tuple[str, ...]) -> None:
-    """Replace tables by their earlier copies."""
-    for table in tables:
-        shutil.rmtree(path / table)
-        shutil.copytree(old / table, path / table)
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +68,21 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
     return Past(tmp_path_factory.mktemp("past"))
 
 
-def late(path: Path) -> Queue:
+def late(path: Path | str) -> Queue:
     """A handle whose clock is past all deadlines, so that leases have expired."""
     clock = ManualClock()
     clock.advance(3600)
     return Queue.open(path, clock=clock)
 
 
-def drained(queue: Queue) -> list[str]:
-    return take_all(queue.group())
+def late_values(path: Path | str) -> list[str]:
+    """All that such a handle leases and acks."""
+    return take_all(late(path).group())
 
 
 def stored(queue: Queue) -> set[str]:
     """The values in the log."""
-    log = messages_of(queue)
-    index = log.index()
-    found = log.read(index.slices(0, index.last_sequence), ["value"])
-    return {value.decode() for _, rows in found for value in rows["value"].to_pylist()}
+    return {message.value.decode() for message in queue.peek(10_000)}
 
 
 @pytest.mark.parametrize("old", slow_but({(name,) for name in TABLES}, SUBSETS), ids="+".join)
@@ -106,7 +101,7 @@ def test_no_message_is_lost_whichever_tables_are_put_back(
     there, done = stored(queue), past.settled[time] | past.rejected[time]
     added = {f"after-{n}" for n in range(30)}
     sequences = [queue.publish([value]).sequences[0] for value in sorted(added)]
-    got = set(drained(queue))
+    got = set(take_all(queue.group()))
     assert added <= got, "no new message takes the place of one that was settled"
     assert there - done <= got, "what was not settled is delivered"
     for sequence in sequences[:3]:
@@ -144,21 +139,22 @@ def test_a_log_that_went_back_is_refused_by_all_that_would_lose_messages(
         publisher.publish("x").result()
 
 
-def test_a_sweep_changes_no_dead_letter_queue_whose_tables_disagree(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", durable=False)
-    dead = tmp_path / "queue" / "dead_letters"
-    for time in ("old", "new"):
-        queue.publish([time])
+def test_a_sweep_changes_no_dead_letter_queue_whose_tables_disagree(delta_queue: Make) -> None:
+    queue = delta_queue()
+
+    def route_and_ack_a_letter() -> None:
+        queue.publish("x")
         lease(queue).reject()
         queue.sweep()
         lease(queue.dead_letters).ack()
-        if time == "old":
-            shutil.copytree(dead, tmp_path / "old")
-    put_back(dead, tmp_path / "old", ("messages", "commits"))
-    before = content(dead)
+
+    route_and_ack_a_letter()
+    with put_back(queue.dead_letters, "messages", "commits"):
+        route_and_ack_a_letter()
+    before = content(Path(queue.dead_letters.path))
     with pytest.raises(TablesDisagree, match=r"Queue\.recover"):
-        late(tmp_path / "queue").sweep()
-    assert content(dead) == before, "nothing was written"
+        late(queue.path).sweep()
+    assert content(Path(queue.dead_letters.path)) == before, "nothing was written"
 
 
 def content(path: Path) -> list[Path]:
@@ -183,59 +179,52 @@ def test_a_log_that_went_back_and_grew_again_is_refused(past: Past, tmp_path: Pa
             use(late(path))
     report = late(path).recover()
     assert report.forgotten > 0
-    assert set(again) <= set(drained(late(path)))
+    assert set(again) <= set(late_values(path))
 
 
-def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(tmp_path: Path) -> None:
-    clock = ManualClock()
-    queue = Queue.create(tmp_path / "queue", retention=0, durable=False, clock=clock)
+def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
+    delta_queue: Make, clock: ManualClock
+) -> None:
+    queue = delta_queue(retention=0)
     for n in range(4):
         queue.publish([str(n)])
     lease(queue, 1).ack()
-    shutil.copytree(tmp_path / "queue" / "leases", tmp_path / "leases")
-    lease(queue, 2).ack()
-    clock.advance(1)
-    assert queue.sweep().trimmed_files == 3
-    shutil.rmtree(tmp_path / "queue" / "leases")
-    shutil.copytree(tmp_path / "leases", tmp_path / "queue" / "leases")
-    queue = late(tmp_path / "queue")
+    with put_back(queue, "leases"):
+        lease(queue, 2).ack()
+        clock.advance(1)
+        assert queue.sweep().trimmed_files == 3
     with pytest.raises(TablesDisagree, match="trimmed"):
-        queue.group().lease("w")
+        late(queue.path).group().lease("w")
     # The index has forgotten what the trim dropped, so it is not counted.
-    assert queue.recover(dry_run=True).skipped == queue.recover().skipped == 0
-    queue = late(tmp_path / "queue")
-    assert list(drained(queue)) == ["3"]
-    assert queue.sweep().routed == 0
-    assert queue.horizon() >= 0
+    restored = late(queue.path)
+    assert restored.recover(dry_run=True).skipped == restored.recover().skipped == 0
+    assert late_values(queue.path) == ["3"]
+    assert late(queue.path).sweep().routed == 0
 
 
-def test_commits_of_before_a_cleaning_lose_no_message(tmp_path: Path) -> None:
+def test_commits_of_before_a_cleaning_lose_no_message(delta_queue: Make) -> None:
     """Nobody knows the sequences of what lies between, so it is published again."""
-    queue = Queue.create(tmp_path / "queue", durable=False)
+    queue = delta_queue()
     for n in range(3):
         queue.publish([f"a{n}"])
     index_commits(queue)
-    shutil.copytree(tmp_path / "queue" / "commits", tmp_path / "commits")
-    for n in range(120):
-        queue.publish([f"b{n}"])
-    lease(queue, 5).ack()
-    held = lease(queue, 50)
-    index_commits(queue)
-    # A thread writes the checkpoint at commit 100 or shortly after it.
-    assert clean_messages(queue, 1) >= 100
-    shutil.rmtree(tmp_path / "queue" / "commits")
-    shutil.copytree(tmp_path / "commits", tmp_path / "queue" / "commits")
-    queue = late(tmp_path / "queue")
-    report = queue.recover(dry_run=True)
+    with put_back(queue, "commits"):
+        for n in range(120):
+            queue.publish([f"b{n}"])
+        lease(queue, 5).ack()
+        held = lease(queue, 50)
+        index_commits(queue)
+        # A thread writes the checkpoint at commit 100 or shortly after it.
+        assert clean_messages(queue, 1) >= 100
+    report = late(queue.path).recover(dry_run=True)
     assert report.needed
     assert report.republished > 90
-    assert late(tmp_path / "queue").recover() == report
-    queue = late(tmp_path / "queue")
-    assert not queue.recover(dry_run=True).needed
-    assert {m.value.decode() for m in held.messages} <= (got := set(drained(queue)))
+    assert late(queue.path).recover() == report
+    assert not late(queue.path).recover(dry_run=True).needed
+    got = set(late_values(queue.path))
+    assert {message.text for message in held.messages} <= got
     assert {f"b{n}" for n in range(2, 120)} <= got
-    queue.sweep()
-    assert queue.group().stats().dead == 0
+    assert late(queue.path).sweep().routed == 0
 
 
 def test_a_queue_whose_tables_agree_needs_nothing(past: Past, tmp_path: Path) -> None:
@@ -263,9 +252,8 @@ def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_pat
             except Killed:
                 steps += 1
         late(path).recover()
-        queue = late(path)
-        queue.publish(["last"])
-        assert "last" in set(drained(queue))
+        late(path).publish(["last"])
+        assert "last" in late_values(path)
         assert not late(path).recover(dry_run=True).needed
     assert steps >= 2
 
@@ -273,29 +261,26 @@ def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_pat
 # -- leases/ alone is gone
 
 
-def test_a_queue_without_its_leases_starts_above_what_was_trimmed(tmp_path: Path) -> None:
-    clock = ManualClock()
-
-    def make() -> Queue:
-        return Queue.create(tmp_path / "queue", retention=0, durable=False, clock=clock)
-
-    queue = make()
+def test_a_queue_without_its_leases_starts_above_what_was_trimmed(
+    delta_queue: Make, clock: ManualClock
+) -> None:
+    queue = delta_queue(retention=0)
     for n in range(4):
         queue.publish([str(n)])
     lease(queue, 3).ack()
     clock.advance(1)
     assert queue.sweep().trimmed_files == 3
     horizon = queue.horizon()
-    shutil.rmtree(tmp_path / "queue" / "leases")
+    shutil.rmtree(Path(queue.path, "leases"))
     with pytest.raises(NotAQueue, match=r"leases/ .* missing. Restore it from a backup"):
-        late(tmp_path / "queue")
-    queue = make()
-    assert queue.horizon() == horizon
-    assert list(drained(queue)) == ["3"]
-    queue.group("second").seek("earliest")
-    assert queue.group("second").stats().ready == 1
-    assert queue.sweep().routed == 0
-    assert not queue.recover(dry_run=True).skipped
+        late(queue.path)
+    made = delta_queue(retention=0)
+    assert made.horizon() == horizon
+    assert take_all(made.group()) == ["3"]
+    made.group("second").seek("earliest")
+    assert made.group("second").stats().ready == 1
+    assert made.sweep().routed == 0
+    assert not made.recover(dry_run=True).skipped
 
 
 # -- a backup while the queue is in use
@@ -341,7 +326,7 @@ def test_a_backup_in_order_under_load_loses_nothing(tmp_path: Path) -> None:
         copied = late(tmp_path / f"copy-{n}")
         assert not copied.recover(dry_run=True).needed
         settled = copied.group().stats().acked
-        got = list(drained(copied))
+        got = take_all(copied.group())
         assert len(set(got)) == len(got)
         assert settled + len(got) >= count
         assert set(published[settled:count]) <= set(got) | set(published[:settled])
@@ -370,16 +355,15 @@ def copy_table(source: Path, target: Path) -> None:
                 shutil.copy2(path, to)
 
 
-def test_a_backup_in_the_other_order_is_noticed(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", durable=False)
+def test_a_backup_in_the_other_order_is_noticed(delta_queue: Make, tmp_path: Path) -> None:
+    queue, copy = delta_queue(), tmp_path / "copy"
     queue.publish(["a"])
-    copy_table(tmp_path / "queue" / "messages", tmp_path / "copy" / "messages")
+    copy_table(Path(queue.path, "messages"), copy / "messages")
     queue.publish(["b"])
     lease(queue).ack()
-    copy_table(tmp_path / "queue" / "leases", tmp_path / "copy" / "leases")
+    copy_table(Path(queue.path, "leases"), copy / "leases")
     with pytest.raises(TablesDisagree):
-        late(tmp_path / "copy").publish(["c"])
-    late(tmp_path / "copy").recover()
-    copied = late(tmp_path / "copy")
-    copied.publish(["c"])
-    assert set(drained(copied)) >= {"c"}
+        late(copy).publish(["c"])
+    late(copy).recover()
+    late(copy).publish(["c"])
+    assert "c" in late_values(copy)
