@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -56,25 +55,17 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
     assert taken.reject(taken.messages[0], error=text).settled == 1
     queue.sweep()
     (m,) = lease(again(queue).dead_letters).messages
-    assert (m.message_id, m.key, m.value, m.headers[text], m.headers["other"]) == (
-        text,
-        text,
-        text.encode(),
-        text,
-        text,
-    )
+    assert (m.message_id, m.key, m.value) == (text, text, text.encode())
+    assert m.headers.items() >= headers.items()
     assert m.headers["spark_mq.error"] == text[:2_000]
     literal = "'" + text.replace("'", "''").replace("\0", "' || chr(0) || '") + "'"
     condition = f"error = {literal} AND message_id = {literal}"
-    if len(text) <= 2_000:
-        assert queue.redrive(where=condition).messages == 1
-    else:
-        assert queue.redrive().messages == 1
+    where = condition if len(text) <= 2_000 else None
+    assert queue.redrive(where=where).messages == 1
     (back,) = lease(again(queue)).messages
     assert (back.message_id, back.key, back.value) == (text, text, text.encode())
-    assert {
-        name: value for name, value in back.headers.items() if not name.startswith("spark_mq.")
-    } == headers
+    own = {name for name in back.headers if name.startswith("spark_mq.")}
+    assert {name: back.headers[name] for name in back.headers.keys() - own} == headers
     assert str(queue.trace(m_sequence(queue)))
     assert queue.finished(payload=True).num_rows == 2
 
@@ -112,27 +103,6 @@ def m_sequence(queue: Queue) -> int:
     return messages_of(queue).index().files[0].first
 
 
-@pytest.mark.parametrize(
-    "text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t]
-)
-def test_texts_are_no_names(delta_queue: Make, text: str) -> None:
-    queue = delta_queue()
-    before = sorted(Path(queue.path).rglob("*"))
-    calls: list[tuple[str, Callable[[], Any]]] = [
-        ("group", lambda: queue.group(text)),
-        ("group", lambda: queue.drop_group(text)),
-        ("worker_id", lambda: queue.group().lease(text)),
-        ("producer_id", lambda: queue.publish("x", producer_id=text, producer_sequence=1)),
-        ("producer_id", lambda: queue.last_producer_sequence(text)),
-    ]
-    for option, call in calls:
-        with pytest.raises(errors.InvalidOption) as caught:
-            call()
-        assert caught.value.option == option
-        assert len(str(caught.value)) < 1_000, "a long one is not reported at length"
-    assert sorted(Path(queue.path).rglob("*")) == before
-
-
 @pytest.mark.parametrize("name", [".", "..", "...", "a.", "a.."])
 def test_a_group_s_name_does_not_end_with_a_dot(delta_queue: Make, name: str) -> None:
     """Over S3, 313 calls of 358 in such a group failed. Azure drops dots at the end of a folder."""
@@ -165,21 +135,6 @@ def test_odd_names_are_names(delta_queue: Make, name: str) -> None:
     assert not Path(queue.path, "etc").exists()
 
 
-@pytest.mark.parametrize(
-    "text", [t for t in TEXTS.values() if t], ids=[n for n, t in TEXTS.items() if t]
-)
-def test_texts_are_no_leases(queue: Queue, text: str) -> None:
-    queue.publish("a")
-    held = lease(queue)
-    # No lease id has a character outside ASCII, so the ledger isn't asked.
-    refused = errors.LeaseLost if text.isascii() else errors.InvalidOption
-    for call in (queue.group().ack, queue.group().extend):
-        with pytest.raises(refused) as caught:
-            call(text)
-        assert len(str(caught.value)) < 1_000
-    assert held.ack().settled == 1
-
-
 def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
     """A handler's exception may say anything."""
     queue.publish(["a", "b"])
@@ -197,14 +152,7 @@ def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:
 # -- sizes
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        pytest.param(0, id="nothing"),
-        pytest.param(2**20, id="1 MiB"),
-        pytest.param(64 * 2**20, id="64 MiB", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("size", [0, 2**20, pytest.param(64 * 2**20, marks=pytest.mark.slow)])
 def test_values_of_any_size(delta_queue: Make, size: int) -> None:
     queue, value = delta_queue(), os.urandom(size)
     queue.publish(["before", value, "after"])
@@ -253,11 +201,11 @@ def test_instants_beyond_all_years_of_foreign_writers_are_bounded(
 ) -> None:
     """What is in the log must be delivered."""
     queue = delta_queue()
-    instants = {name: pa.array([at if name == late else None
-                                for late in ("published_at", "deliver_at", "expires_at")],
-                                pa.int64())
-                for name in ("published_at", "deliver_at", "expires_at")}  # fmt: skip
-    columns = {name: values.cast(pa.timestamp("us", "UTC")) for name, values in instants.items()}
+    names, kind = ("published_at", "deliver_at", "expires_at"), pa.timestamp("us", "UTC")
+    columns = {
+        name: pa.array([at if name == late else None for late in names], pa.int64()).cast(kind)
+        for name in names
+    }
     pq.write_table(
         pa.table({"value": [b"published", b"delayed", b"expiring"], **columns}),
         Path(messages_of(queue).path, "part-x.parquet"),

@@ -540,40 +540,6 @@ def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: 
     assert drain(again(queue)) == [b"a", b"b", b"other"]
 
 
-@pytest.mark.parametrize("how", ["zstd", "none", "gone"])
-def test_a_checkpoint_that_another_process_writes_once_more_under_an_open_handle_harms_nothing(
-    tmp_path: Path, how: str
-) -> None:
-    """A commit of ours and a sweep write the same one, of other lengths.
-
-    Or a sweep cleans it away after a newer one.
-    """
-    Queue.create(tmp_path / "queue").publish(["a", "b"], producer_id="p", producer_sequence=7)
-    Queue.open(tmp_path / "queue").group("g").lease("other", max_messages=1)
-    tables = [Path(tmp_path, "queue", name) for name in ("messages", "leases")]
-    for table in tables:
-        DeltaTable(table).create_checkpoint()
-    queue = Queue.open(tmp_path / "queue")
-    stored = ledgers_of(queue).read("g")
-    assert queue.last_producer_sequence("p") == 7
-    other = Queue.open(tmp_path / "queue")
-    other.publish("c")
-    other.group("g").lease("other", max_messages=1)
-    for table in tables:
-        (file,) = (table / "_delta_log").glob("*.checkpoint.parquet")
-        if how == "gone":
-            DeltaTable(table).create_checkpoint()
-            file.unlink()
-        else:
-            pq.write_table(pq.read_table(file), file, compression=how)
-    assert ledgers_of(queue).txn_number(stored, "nobody") is None
-    assert queue.last_producer_sequence("p") == 7
-    with pytest.raises(errors.DuplicatePublish):
-        queue.publish(["a"], producer_id="p", producer_sequence=7)
-    queue.sweep()
-    assert [m.value for m in queue.group("g").lease("w", max_messages=9).messages] == [b"c"]  # type: ignore[union-attr]
-
-
 def test_a_broken_checkpoint_is_named(
     queue: Queue, caplog: pytest.LogCaptureFixture, limits: Limits
 ) -> None:

@@ -74,35 +74,6 @@ def test_a_file_is_sorted_by_priority_and_lane(queue: Queue) -> None:
     assert receipt.sequence_of(7) == list(receipt.sequences)[7]
 
 
-def test_duplicates_keep_their_positions(queue: Queue) -> None:
-    queue.publish([Message("x", key="a", dedup_id="1")])
-    wanted = [Message(f"{n}", key=KEYS[n], dedup_id=str(n)) for n in range(5)]
-    receipt = queue.publish(wanted)
-    assert receipt.duplicates == (1,)
-    lease = queue.group().lease("w", max_messages=10)
-    by_sequence = {m.sequence: m.text for m in lease.messages}
-    assert [by_sequence[receipt.sequence_of(n) or 0] for n in (0, 2, 3, 4)] == ["0", "2", "3", "4"]
-
-
-def test_a_buffered_publisher_knows_each_sequence(queue: Queue) -> None:
-    with queue.publisher(linger="1s") as publisher:
-        pending = [publisher.publish(m) for m in messages(20)]
-        publisher.flush()
-        sequences = [
-            one.result().sequence if hasattr(one.result(), "sequence") else one.result()
-            for one in pending
-        ]
-    lease = queue.group().lease("w", max_messages=50)
-    by_sequence = {m.sequence: m.text for m in lease.messages}
-    assert [by_sequence[seq] for seq in sequences] == [str(n) for n in range(20)]
-
-
-def test_priority_needs_no_lanes() -> None:
-    queue = memory_queue()
-    queue.publish(["low", Message("high", priority=1)])
-    assert texts(queue.group().lease("w")) == ["high"]
-
-
 def test_a_queue_without_lanes_and_priorities_has_no_slots(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q")
     queue.publish(messages(3)[1:])

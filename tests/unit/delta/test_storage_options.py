@@ -38,6 +38,10 @@ def retry(**given: Any) -> StoreOptions:
     return StoreOptions(retry_config=given)
 
 
+def backoff(**given: Any) -> StoreOptions:
+    return retry(backoff=given)
+
+
 MAPPINGS = [
     ("s3", "AWS_ACCESS_KEY_ID", "k", config(access_key_id="k")),
     ("s3", "aws_access_key_id", "k", config(access_key_id="k")),
@@ -63,14 +67,9 @@ MAPPINGS = [
     ("s3", "proxy_url", "http://p", client(proxy_url="http://p")),
     ("s3", "max_retries", "3", retry(max_retries=3)),
     ("s3", "retry_timeout", "1m 30s", retry(retry_timeout=timedelta(seconds=90))),
-    (
-        "s3",
-        "backoff_config.init_backoff",
-        "200ms",
-        retry(backoff={"init_backoff": timedelta(0, 0.2)}),
-    ),
-    ("s3", "max_backoff", "1.5 seconds", retry(backoff={"max_backoff": timedelta(seconds=1.5)})),
-    ("s3", "backoff_config.base", "3", retry(backoff={"base": 3.0})),
+    ("s3", "backoff_config.init_backoff", "200ms", backoff(init_backoff=timedelta(0, 0.2))),
+    ("s3", "max_backoff", "1.5 seconds", backoff(max_backoff=timedelta(seconds=1.5))),
+    ("s3", "backoff_config.base", "3", backoff(base=3.0)),
     ("s3", "AWS_S3_ALLOW_UNSAFE_RENAME", "true", IGNORED),
     ("s3", "AWS_S3_LOCKING_PROVIDER", "dynamodb", IGNORED),
     ("s3", "OBJECT_STORE_CONCURRENCY_LIMIT", "10", IGNORED),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.catalog import TOKEN, CatalogStandIn, keys, volume
+from support.handles import side_by_side
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore, absolute_path
@@ -260,10 +261,26 @@ class Answers:
         return keys(f"k{self.count}", self.clock.now + self.life)
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ask(clock: Clock) -> Answers:
+    return Answers(clock, 3600)
+
+
+@pytest.fixture
+def credentials(ask: Answers, clock: Clock) -> VendedCredentials:
+    return VendedCredentials("uc://c.s.v", "aws", ask, clock)
+
+
 @pytest.mark.parametrize(("life", "left"), [(3600, 300), (900, 300), (60, 30)])
-def test_credentials_are_renewed_before_they_expire(life: float, left: float) -> None:
-    clock = Clock()
-    credentials = VendedCredentials("uc://c.s.v", "aws", ask := Answers(clock, life), clock)
+def test_credentials_are_renewed_before_they_expire(
+    credentials: VendedCredentials, ask: Answers, clock: Clock, life: float, left: float
+) -> None:
+    ask.life = life
     assert credentials()["access_key_id"] == "k1-id"
     clock.now += life - left - 1
     assert credentials()["access_key_id"] == "k1-id"
@@ -273,10 +290,11 @@ def test_credentials_are_renewed_before_they_expire(life: float, left: float) ->
 
 
 def test_a_catalog_that_is_down_stops_nobody_while_credentials_are_valid(
+    credentials: VendedCredentials,
+    ask: Answers,
+    clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = Clock()
-    credentials = VendedCredentials("uc://c.s.v", "aws", ask := Answers(clock, 3600), clock)
     credentials()
     ask.failure = ConnectionError("down")
     clock.now += 3400
@@ -293,9 +311,9 @@ def test_a_catalog_that_is_down_stops_nobody_while_credentials_are_valid(
     assert credentials()["access_key_id"] == "k2-id"
 
 
-def test_no_thread_waits_for_a_renewal_while_credentials_are_valid() -> None:
-    clock = Clock()
-    credentials = VendedCredentials("uc://c.s.v", "aws", ask := Answers(clock, 3600), clock)
+def test_no_thread_waits_for_a_renewal_while_credentials_are_valid(
+    credentials: VendedCredentials, ask: Answers, clock: Clock
+) -> None:
     credentials()
     clock.now += 3400
     inside, go = threading.Event(), threading.Event()
@@ -315,13 +333,8 @@ def test_no_thread_waits_for_a_renewal_while_credentials_are_valid() -> None:
     assert ask.count == 2
 
 
-def test_threads_that_need_the_first_credentials_ask_once() -> None:
-    clock = Clock()
-    ask = Answers(clock, 3600)
-    credentials = VendedCredentials("uc://c.s.v", "aws", ask, clock)
-    threads = [threading.Thread(target=credentials) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_threads_that_need_the_first_credentials_ask_once(
+    credentials: VendedCredentials, ask: Answers
+) -> None:
+    side_by_side(credentials)
     assert ask.count == 1
