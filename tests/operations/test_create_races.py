@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from support.byte_store import ByteStore, Call
 from support.handles import again, archive, index_commits, lease
+from support.processes import SPAWN, start
 from support.queues import Place
 
 from spark_mq import Queue
@@ -203,15 +203,9 @@ def create_all(paths: list[str], who: int, barrier: Any, results: Any) -> None:
 def test_of_processes_that_create_a_queue_one_wins_and_the_others_hear_of_it(
     tmp_path: Path, workers: int, queues: int
 ) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    results, barrier = spawn.Queue(), spawn.Barrier(workers)
+    results, barrier = SPAWN.Queue(), SPAWN.Barrier(workers)
     paths = [str(tmp_path / f"queue{n}") for n in range(queues)]
-    processes = [
-        spawn.Process(target=create_all, args=(paths, who, barrier, results))
-        for who in range(workers)
-    ]
-    for process in processes:
-        process.start()
+    processes = [start(create_all, paths, who, barrier, results) for who in range(workers)]
     found = dict(results.get(timeout=300) for _ in processes)
     for process in processes:
         process.join(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from support.byte_store import ByteStore
 from support.handles import Killed, again, die, lease, on_commit, once
 from support.limits import Limits
+from support.processes import SPAWN, start
 from support.queues import Make
 from support.tables import messages_of, on_publish
 
@@ -204,13 +204,8 @@ def publish_all(path: str, who: int, results: Any) -> None:
 @pytest.mark.slow
 def test_processes_publish_each_id_once(delta_queue: Make) -> None:
     queue = delta_queue(dedup_window="1h")
-    spawn = multiprocessing.get_context("spawn")
-    results = spawn.Queue()
-    workers = [
-        spawn.Process(target=publish_all, args=(queue.path, who, results)) for who in range(3)
-    ]
-    for worker in workers:
-        worker.start()
+    results = SPAWN.Queue()
+    workers = [start(publish_all, queue.path, who, results) for who in range(3)]
     taken = [n for _ in workers for n in results.get(timeout=120)]
     for worker in workers:
         worker.join(60)

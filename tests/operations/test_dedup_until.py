@@ -20,7 +20,10 @@ from spark_mq.testing import ManualClock
 
 @pytest.fixture
 def queue(make: Make) -> Queue:
-    return make(dedup_until="settled", retention="0s")
+    """A queue with a group whose ids count until their message is settled."""
+    queue = make(dedup_until="settled", retention="0s")
+    queue.group().ensure()
+    return queue
 
 
 def publish(queue: Queue, *ids: str, **options: Any) -> PublishReceipt:
@@ -45,7 +48,6 @@ def ids_kept(queue: Queue) -> int:
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased", "nacked"])
 def test_an_id_counts_while_its_message_is_not_settled(queue: Queue, state: str) -> None:
-    queue.group().ensure()
     first = publish(queue, "a", deliver_at="1h" if state == "delayed" else None)
     held = lease(queue) if state in ("leased", "nacked") else None
     if held and state == "nacked":
@@ -59,24 +61,22 @@ def test_an_id_counts_while_its_message_is_not_settled(queue: Queue, state: str)
 def test_an_id_is_free_once_its_message_is_not_delivered_any_more(
     queue: Queue, clock: ManualClock, end: str
 ) -> None:
-    group = queue.group().ensure()
     first = publish(queue, "a", expires_at="1h" if end == "expired" else None)
     if end in ("rejected", "routed"):
         lease(queue).reject()
         if end == "routed":
             queue.sweep()
     elif end == "discarded":
-        group.discard(first.sequences[0])
+        queue.group().discard(first.sequences[0])
     elif end == "expired":
         clock.advance("2h")
     else:
-        group.seek("latest")
+        queue.group().seek("latest")
     assert not holds(queue)
 
 
 def test_a_group_that_is_dropped_holds_no_id(queue: Queue) -> None:
-    for name in ("default", "other"):
-        queue.group(name).ensure()
+    queue.group("other").ensure()
     publish(queue, "a")
     lease(queue).ack()
     queue.drop_group("other")
@@ -84,6 +84,7 @@ def test_a_group_that_is_dropped_holds_no_id(queue: Queue) -> None:
 
 
 def test_without_a_group_an_id_counts_until_its_message_is_dropped(queue: Queue) -> None:
+    queue.drop_group("default")
     publish(queue, "a")
     assert holds(queue)
     queue.purge(queue.name)
@@ -121,7 +122,6 @@ def test_a_seek_back_makes_ids_count_again_unless_they_were_published_since(make
 def test_a_rival_between_the_look_and_the_commit_is_met(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.group().ensure()
     publish(queue, "a")
     lease(queue).ack()
     rival, receipts = again(queue), list[PublishReceipt]()
@@ -133,7 +133,6 @@ def test_a_rival_between_the_look_and_the_commit_is_met(
 def test_a_settle_between_the_look_and_the_commit_changes_nothing(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.group().ensure()
     publish(queue, "a")
     on_commit(monkeypatch, "messages", before=lambda: lease(queue).ack())
     assert publish(queue, "a", "b").duplicates == (0,)
@@ -144,7 +143,6 @@ def test_a_settle_between_the_look_and_the_commit_changes_nothing(
 
 
 def test_a_publish_that_meets_no_id_reads_no_ledger(queue: Queue, byte_store: ByteStore) -> None:
-    queue.group().ensure()
     publish(queue, "a")
     calls = byte_store.paths("read", "open", "exists", "list", "stat", of="leases")
     queue.publish("no id")
@@ -156,7 +154,6 @@ def test_a_publish_that_meets_no_id_reads_no_ledger(queue: Queue, byte_store: By
 
 def test_ids_are_kept_as_long_as_they_are_held_and_no_longer(queue: Queue, limits: Limits) -> None:
     limits(ask_ids=8)
-    queue.group().ensure()
     publish(queue, "first")
     for n in range(60):
         publish(queue, f"{n}")
@@ -201,9 +198,8 @@ def test_a_broken_ledger_stops_a_publish_that_meets_an_id_and_no_other(
     assert not publish(again(queue), "b", "c").duplicate
 
 
-def test_it_can_be_set_later_and_holds_for_known_ids(make: Make, clock: ManualClock) -> None:
-    queue = make(dedup_window="1h")
-    queue.group().ensure()
+def test_it_can_be_set_later_and_holds_for_known_ids(queue: Queue, clock: ManualClock) -> None:
+    queue.configure(dedup_until="window", dedup_window="1h")
     publish(queue, "a")
     queue.configure(dedup_until="settled", dedup_window=None)
     clock.advance("2h")

@@ -5,7 +5,6 @@ errors would end a thread or a process without a word. Each is a failure of its 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from support.handles import lease
 from support.having import having
+from support.processes import SPAWN, start
 
 from spark_mq import Lease, Queue, ReceivedMessage, Reject, Retry, WorkSummary
 from spark_mq.errors import InvalidHandlerResult, InvalidPayload
@@ -210,8 +210,7 @@ def test_an_interrupt_in_a_task_of_a_coroutine_ends_the_loop() -> None:
 @pytest.mark.slow
 def test_a_child_of_a_process_pool_that_dies_is_a_failure_of_its_message() -> None:
     def call(message: ReceivedMessage) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        with ProcessPoolExecutor(1, mp_context=SPAWN) as pool:
             pool.submit(os._exit if message.value == b"bad" else os.getpgid, 0).result(60)
 
     assert error_in_letter("message", call).startswith("BrokenProcessPool: ")
@@ -227,8 +226,7 @@ def test_a_process_that_ends_itself_leaves_its_lease_to_expire_as_a_failure(
 ) -> None:
     queue = delta_queue(max_delivery_attempts=1)
     queue.publish("bad")
-    process = multiprocessing.get_context("spawn").Process(target=_leave, args=(queue.path,))
-    process.start()
+    process = start(_leave, queue.path)
     process.join(60)
     assert process.exitcode == 0
     assert queue.group().stats().leased == 1

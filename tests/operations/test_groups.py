@@ -42,18 +42,6 @@ def test_settings_are_stored_with_the_group_and_obeyed_by_other_handles_from_the
     assert queue.group().settings == replace(expected, max_in_flight=None)
 
 
-def test_a_live_lease_keeps_its_deadline_when_the_timeout_changes(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(["a"])
-    before = lease(queue)
-    queue.group().configure(visibility_timeout="1h")
-    clock.advance("62s")
-    assert again(queue).group().lease("w") is not None
-    with pytest.raises(LeaseLost):
-        before.ack()
-
-
 def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspelt(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import shutil
 import threading
@@ -18,6 +17,7 @@ from support.byte_store import ByteStore, Call
 from support.handles import again, until
 from support.having import having
 from support.limits import Limits
+from support.processes import start
 from support.queues import Make
 from support.tables import as_in_a_store, ledgers_of
 from support.working import leave_heartbeat, working
@@ -356,8 +356,7 @@ def work_for_ever(path: str) -> None:
 def test_another_process_shows_itself_until_it_is_killed(tmp_path: Path, limits: Limits) -> None:
     queue = Queue.create(tmp_path / "queue", durable=False)
     group = queue.group().ensure()
-    process = multiprocessing.get_context("spawn").Process(target=work_for_ever, args=(queue.path,))
-    process.start()
+    process = start(work_for_ever, queue.path)
     try:
         until(group.workers, 60)
         assert [worker.process_id for worker in group.workers()] == [process.pid]
