@@ -34,13 +34,12 @@ RATE_PAUSE: Final = 5.0
 """Seconds until a wait for a rate limit looks if the limit has changed."""
 LOCAL_POLL: Final = 0.5  # seconds
 STORE_POLL: Final = 2.0  # 60 requests a minute, because each look asks for two commits
-FIRST_PAUSE: Final = 0.01  # seconds until the second try; later pauses grow by half
-# On a disk, how many looks at messages/ there are to a try, which costs much more, and the seconds
+FIRST_PAUSE: Final = 0.01  # seconds until the first look for news; later pauses double
+FIRST_STORE_PAUSE: Final = 0.25  # where each look costs two requests
+# On a disk, how often a wait looks for new messages between two looks for news, and the seconds
 # that are at least between them.
-LOOKS_A_TRY: Final = 31
+LOOKS_A_PAUSE: Final = 31
 SHORTEST_LOOK: Final = 0.01
-# Over a store, where each look costs two requests, the first pause is longer and doubles.
-FIRST_STORE_PAUSE: Final = 0.25
 
 
 def default_poll(ledger: GroupLedger) -> float:
@@ -82,7 +81,7 @@ def wait_for_lease(
     clock = getattr(ledger.queue.clock, "notifier", None)  # of a clock that a test moves
     notifiers = (ledger.messages.notifier, ledger.ledgers.notifier, clock)
     with subscribed(*filter(None, notifiers), event=wake) as changed:
-        pauses = _pauses(ledger, poll, changed)
+        pauses = _Pauses(ledger, poll, changed)
         while True:
             try:
                 pauses.begin_try()
@@ -136,19 +135,19 @@ def raise_if_blocked(group: str, grant: Grant) -> None:
 def _pause(
     ledger: GroupLedger,
     grant: Grant,
-    pauses: _LocalPauses | _StorePauses,
+    pauses: _Pauses,
     time_left: Callable[[], float],
     *,
     left: float,
     poll: float,
 ) -> bool:
     """Wait until it is time for the next try. Return False if the time for tries is up first."""
-    due = _seconds_until_due(ledger)
-    if grant.blocked_because and due <= 0:
-        due = poll  # it is due already, and the group grants nothing
-    due_at = ledger.now() + due * SECOND
+    due_at = ledger.now() + (due := _seconds_until_due(ledger)) * SECOND
+    is_blocked = bool(grant.blocked_because) and due <= 0  # it is due, and the group grants nothing
+    due = poll if is_blocked else due
     while not pauses.wait(min(left, due)):
-        left, due = time_left(), (due_at - ledger.now()) / SECOND
+        left = time_left()
+        due = poll - pauses.since_try() if is_blocked else (due_at - ledger.now()) / SECOND
         if left <= 0:
             return False
         if due <= 0:
@@ -202,69 +201,56 @@ class News:
         return [table.notifier.count for table in self._tables]
 
 
-def _pauses(
-    ledger: GroupLedger, poll: float, changed: threading.Event
-) -> _LocalPauses | _StorePauses:
-    """Return the pauses of a wait with `poll` seconds between tries. Setting `changed` ends one."""
-    if ledger.messages.files.is_local:
-        return _LocalPauses(ledger, poll, changed)
-    return _StorePauses(ledger, poll, changed)
+class _Pauses:
+    """Tries when there is news, for which all waits of a process look together."""
 
-
-class _LocalPauses:
-    """Tries at intervals, and as soon as another process has published messages."""
-
-    # A try is a commit that finds nothing to do, which takes a turn in the line of the queue. So
-    # most looks are at messages/ only, where one costs a call of stat.
+    # A try is a commit that finds nothing to do, and takes a turn in the line of the queue. Between
+    # the looks for news, a wait on a disk looks for new messages alone, which is one call of stat.
 
     def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
         self._messages, self._poll, self._changed = ledger.messages, poll, changed
-        self._pause = min(poll, FIRST_PAUSE)
-        self._look = min(poll, max(SHORTEST_LOOK, poll / LOOKS_A_TRY))
-
-    def begin_try(self) -> None:
-        self._changed.clear()
-        self._next = log_path(self._messages.known().version + 1)
-
-    def wait(self, seconds: float) -> bool:
-        until = time.monotonic() + min(seconds, self._pause)
-        self._pause = min(self._poll, self._pause * 1.5)
-        while (left := until - time.monotonic()) > 0:
-            if self._changed.wait(min(left, self._look)) or self._has_new_messages():
-                break
-        return True
-
-    def _has_new_messages(self) -> bool:
-        try:
-            return self._messages.files.exists(self._next)
-        except OSError:  # the next try says what is wrong
-            return True
-
-
-class _StorePauses:
-    """Tries when there is news. All waits of a process share their looks."""
-
-    def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
-        self._poll, self._changed = poll, changed
-        self._pause = min(poll, FIRST_STORE_PAUSE)
-        self._news, self._clock = News(ledger), ledger.ledgers.log.clock
+        self._news, self._ledgers = News(ledger), ledger.ledgers
+        is_local = self._messages.files.is_local
+        self._pause = min(poll, FIRST_PAUSE if is_local else FIRST_STORE_PAUSE)
+        self._glance = max(SHORTEST_LOOK, poll / LOOKS_A_PAUSE) if is_local else float("inf")
 
     def begin_try(self) -> None:
         self._changed.clear()
         self._news.note()
-        self._tried_at = self._clock.now()
+        self._next = log_path(self._messages.known().version + 1)
+        self._tried_at = self._ledgers.log.clock.now()
+
+    def since_try(self) -> float:
+        """Return the seconds since the last try, whatever the queue's own clock says."""
+        return self._ledgers.log.clock.since(self._tried_at)
 
     def wait(self, seconds: float) -> bool:
-        pause = max(self._news.due_in(self._pause), self._pause - self._clock.since(self._tried_at))
-        self._changed.wait(max(0.0, min(seconds, pause)))
+        """Return whether there is news. Setting `changed` ends the wait."""
+        pause = max(self._news.due_in(self._pause), self._pause - self.since_try())
+        if self._new_messages_within(max(0.0, min(seconds, pause))):
+            return True
         self._changed.clear()
         if self._news.came():
             return True
-        if self._clock.since(self._tried_at) < self._pause:
+        if self.since_try() < self._pause:
             return False
         news = self._news.has_news(self._pause)
         self._pause = min(self._poll, self._pause * 2)
         return news
+
+    def _new_messages_within(self, seconds: float) -> bool:
+        while seconds > self._glance:
+            began = time.monotonic()
+            if self._changed.wait(self._glance):
+                return False
+            try:
+                if self._messages.files.exists(self._next):
+                    return True
+            except OSError:  # the next try says what is wrong
+                return True
+            seconds -= time.monotonic() - began
+        self._changed.wait(seconds)
+        return False
 
 
 Damage = tuple[int, int, str]  # first and last sequence of messages that cannot be read, and why

@@ -47,7 +47,9 @@ class SharedLook:
                 news = self._list(log)
                 self._listed_at = started
             else:
-                news = log.store.exists(log_path(self._newest + 1))
+                news = log.store.exists(log_path(self._newest + 1)) or (
+                    log.store.is_local and not log.store.exists(log_path(self._newest))
+                )
             self._looked_at = started
         if news:
             self._notifier.notify()

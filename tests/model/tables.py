@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from support.handles import memory_store
@@ -26,7 +27,7 @@ from spark_mq.storage.message_log import LogPlan
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.publishes import NOTHING_MET, PendingPublish, check_txn
 from spark_mq.util.backoff import Backoff
-from spark_mq.util.clock import Clock, to_micros
+from spark_mq.util.clock import Clock, ElapsedClock, to_micros
 from spark_mq.util.fair_lock import FairLock
 from spark_mq.util.notifier import Notifier
 from spark_mq.util.validation import RESERVED_PREFIX
@@ -126,6 +127,7 @@ class MemoryLedgers:
 
     def __init__(self) -> None:
         self.backoff, self.peers = Backoff(), Peers()
+        self.log = SimpleNamespace(clock=ElapsedClock())
         self.notifier = Notifier()
         self._commit_lock = FairLock()
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from support.limits import Limits
 from support.tables import context_of, group_ledger_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue
+from spark_mq.errors import NotAQueue
 from spark_mq.ledger.owner_commands import Expire, Seek
 from spark_mq.operations import acquire as waiting
 from spark_mq.testing import ManualClock, next_due
@@ -27,7 +29,7 @@ LONG = "1h"
 
 
 Wait = Future[Lease]
-Starts = Callable[[Queue], Wait]
+Starts = Callable[..., Wait]
 
 
 def values(wait: Wait) -> list[bytes]:
@@ -39,7 +41,7 @@ def values(wait: Wait) -> list[bytes]:
 def waiter_on(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Iterator[Starts]:
     """Starts a wait for a lease, and returns once that has looked and found nothing.
 
-    It polls never, so only what wakes it can end the wait.
+    It polls never, unless a test says how often, so only what wakes it can end the wait.
     """
     sits, real = threading.Event(), waiting._seconds_until_due
 
@@ -47,10 +49,10 @@ def waiter_on(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Iterator[Start
         sits.set()
         return real(group)
 
-    def start(queue: Queue) -> Wait:
+    def start(queue: Queue, poll_interval: str = LONG) -> Wait:
         sits.clear()
-        options = {"wait": "60s", "poll_interval": LONG, "max_messages": 10}
-        waiter = pool.submit(queue.group().lease, "w", **options)
+        options: Any = {"wait": "60s", "poll_interval": poll_interval, "max_messages": 10}
+        waiter: Future[Any] = pool.submit(queue.group().lease, "w", **options)
         assert sits.wait(30)
         return waiter
 
@@ -200,7 +202,7 @@ def test_a_publish_of_another_process_is_noticed_between_two_tries(
     queue = Queue.create(tmp_path / "queue")
     (tmp_path / "name of another process").symlink_to(tmp_path / "queue")
     other = Queue.open(tmp_path / "name of another process")
-    limits(looks_a_try=360_000)  # one each 10 ms
+    limits(looks_a_pause=360_000)  # one each 10 ms
     waiter = waiter_on(queue)
     tries.clear()
     looks = byte_store.paths("exists", of=messages_of(queue).files)
@@ -211,11 +213,38 @@ def test_a_publish_of_another_process_is_noticed_between_two_tries(
     assert len(tries) == 1
 
 
+def test_who_waits_tries_again_only_after_a_commit_of_another_process(
+    tmp_path: Path, waiter_on: Starts, byte_store: ByteStore, tries: list[object]
+) -> None:
+    queue = Queue.create(tmp_path / "queue")
+    (tmp_path / "name of another process").symlink_to(tmp_path / "queue")
+    other = Queue.open(tmp_path / "name of another process")
+    other.publish(["a"])
+    taken = lease(other, 1)
+    queue.group().stats()  # else its first try hears of the lease, and a second one follows
+    waiter = waiter_on(queue, poll_interval="10ms")
+    tries.clear()
+    looks = byte_store.paths("exists", of=context_of(queue).ledgers.log.store)
+    until(lambda: len(looks) >= 10)
+    assert not tries
+    taken.release()
+    assert values(waiter) == [b"a"]
+
+
+def test_who_waits_hears_that_the_queue_was_deleted(tmp_path: Path, waiter_on: Starts) -> None:
+    queue = Queue.create(tmp_path / "queue")
+    queue.group().ensure()
+    waiter = waiter_on(queue, poll_interval="10ms")
+    shutil.rmtree(tmp_path / "queue")
+    with pytest.raises(NotAQueue):
+        waiter.result(30)
+
+
 def test_a_look_that_fails_is_followed_by_a_try_which_says_why(
     tmp_path: Path, waiter_on: Starts, limits: Limits, byte_store: ByteStore, tries: list[object]
 ) -> None:
     queue = Queue.create(tmp_path / "queue")
-    limits(looks_a_try=360_000)
+    limits(looks_a_pause=360_000)
     waiter = waiter_on(queue)
     tries.clear()
     byte_store.inject("exists", of=messages_of(queue).files, fail=PermissionError(13, "no"))

@@ -30,6 +30,7 @@ from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
 from spark_mq.worker.leases import HeldLeases
 from spark_mq.worker.pools import CoroutinePool, ThreadPool
+from spark_mq.worker.state import WorkState
 from spark_mq.worker.tasks import Task, WorkerLease
 
 Make = Callable[..., Queue]
@@ -341,24 +342,31 @@ def test_it_does_not_end_while_one_of_its_groups_leases(
     limited, other = queue.group("limited"), queue.group("other", start="latest").ensure()
     limited.configure(max_in_flight=1)
     held = lease(queue, 1, "limited")
-    looks, leased, seen = Counter[str](), Event(), list[bytes]()
-    real = GroupCommitter.run
+    looks, looked, leased, seen = Counter[str](), Event(), Event(), list[bytes]()
+    checks, all_idle, real = list[bool](), WorkState.all_idle, GroupCommitter.run
 
-    def run(committer: GroupCommitter, commands: Sequence[Any], checks: Any = None) -> list[Any]:
+    def run(committer: GroupCommitter, commands: Sequence[Any], more: Any = None) -> list[Any]:
         name, is_look = committer._group.name, isinstance(commands[0], Acquire)
         looks[name] += is_look
-        if is_look and name == "other":
+        if is_look and name == "other" and looked.wait(30) and looks[name] == 1:
+            held.ack()
             leased.wait(30)
-        if not is_look or name != "limited" or looks[name] != 2:
-            return real(committer, commands, checks)
-        held.ack()
-        found = real(committer, commands, checks)
-        leased.set()
-        feeds = [one for one in threading.enumerate() if one.name == "spark_mq feed"]
-        until(lambda: looks["other"] > 1 or not all(one.is_alive() for one in feeds))
-        return found
+        outcomes = real(committer, commands, more)
+        if is_look and name == "limited":
+            looked.set()
+            if outcomes[0].ranges and not leased.is_set():
+                checks.clear()
+                leased.set()
+                feeds = [feed for feed in threading.enumerate() if feed.name == "spark_mq feed"]
+                until(lambda: len(checks) > 1 or not all(feed.is_alive() for feed in feeds))
+        return outcomes
+
+    def check(state: WorkState, wake: Event, since: int) -> bool:
+        checks.append(all_idle(state, wake, since))
+        return checks[-1]
 
     monkeypatch.setattr(GroupCommitter, "run", run)
+    monkeypatch.setattr(WorkState, "all_idle", check)
     summary = limited.work(
         lambda message: seen.append(message.value), mode="message", more_groups=[other],
         until="empty", poll_interval="10ms",

@@ -46,7 +46,7 @@ PLACES = {
     "line_gather": "storage.local_turn.GATHER_SECONDS",
     "line_patience": "storage.local_turn.PATIENCE_SECONDS",
     "line_poll": "storage.local_turn.POLL_SECONDS",
-    "looks_a_try": "operations.acquire.LOOKS_A_TRY",
+    "looks_a_pause": "operations.acquire.LOOKS_A_PAUSE",
     "message_seconds": "storage.table_cleanup.MESSAGE_SECONDS",
     "message_versions": "storage.table_cleanup.MESSAGE_VERSIONS",
     "name_bytes": "storage.delegated_commands.MAX_NAME_BYTES",
