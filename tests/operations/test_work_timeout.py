@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from support.handles import again, until
 from support.limits import Limits
 from support.outage import Outage
 from support.tables import group_ledger_of
+from support.working import counts
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
 from spark_mq.errors import HandlerTimeout
@@ -21,13 +22,26 @@ LIMIT = "150ms"
 
 
 @contextlib.contextmanager
-def hanging() -> Iterator[threading.Event]:
-    """An event that hung handlers wait for, which the end of the block sets."""
+def hanging(condition: Callable[[], object] | None = None) -> Iterator[threading.Event]:
+    """An event that hung handlers wait for. It is set once a condition holds, or at the end."""
     released = threading.Event()
+
+    def release() -> None:
+        if condition is not None:
+            until(condition)
+            released.set()
+
+    watcher = threading.Thread(target=release)
+    watcher.start()
     try:
         yield released
     finally:
         released.set()
+        watcher.join(30)
+
+
+async def hang(_: ReceivedMessage) -> None:
+    await asyncio.Event().wait()
 
 
 def work(queue: Queue, handler: Any, **options: Any) -> WorkSummary:
@@ -89,11 +103,6 @@ def test_a_coroutine_is_cancelled(queue: Queue, swallows: bool) -> None:
     assert "exceeded its time limit" in str(trace(queue, slow)[1][1])
 
 
-def test_a_handler_within_its_limit_is_left_alone(queue: Queue) -> None:
-    queue.publish(map(str, range(50)))
-    assert work(queue, lambda message: None, timeout="1m", threads=4).acked == 50
-
-
 @pytest.mark.parametrize("end", ["settled", "empty"])
 def test_if_all_threads_hang_a_warning_says_so_and_ready_messages_wait(
     queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, end: str
@@ -109,18 +118,15 @@ def test_if_all_threads_hang_a_warning_says_so_and_ready_messages_wait(
         if len(seen) == 1:
             released.wait(30)
 
-    def release() -> None:
+    def has_waited() -> bool:
+        """It has no thread for the next message, and does not end without it."""
         until(lambda: "all handlers have exceeded their time limit of 0.15s" in caplog.text)
-        assert seen == ["slow"], "it has no thread for the next one"
         before = len(looks)
-        until(lambda: len(looks) > before, 5)  # and does not end without it
-        released.set()
+        until(lambda: len(looks) > before, 5)
+        return seen == ["slow"]
 
-    with hanging() as released:
-        watcher = threading.Thread(target=release)
-        watcher.start()
+    with hanging(has_waited) as released:
         summary = work(queue, handle, until=end)
-        watcher.join(30)
     assert (summary.acked, summary.nacked) == (2, 1)
     assert seen[0] == "slow"
     assert sorted(seen[1:]) == ["next", "slow"]
@@ -150,15 +156,8 @@ def test_until_empty_waits_for_a_thread_that_hangs(queue: Queue) -> None:
         if message.text == "slow":
             released.wait(30)
 
-    def release() -> None:
-        until(lambda: again(queue).group().stats().dead)
-        released.set()
-
-    with hanging() as released:
-        watcher = threading.Thread(target=release)
-        watcher.start()
+    with hanging(lambda: counts(queue).get("dead")) as released:
         summary = work(queue, handle, until="empty")
-        watcher.join(30)
     assert (summary.acked, summary.nacked) == (2, 1)
 
 
@@ -167,15 +166,10 @@ def test_until_empty_waits_for_a_thread_that_hangs(queue: Queue) -> None:
 )
 def test_on_error_decides_about_it(queue: Queue, on_error: str, outcome: str) -> None:
     queue.publish(["slow"])
-
-    def handle(message: ReceivedMessage) -> None:
-        released.wait(30)
-
-    with hanging() as released:
-        raises = on_error == "raise"
-        with pytest.raises(HandlerTimeout) if raises else contextlib.nullcontext():
-            work(queue, handle, on_error=on_error)
-    assert getattr(again(queue).group().stats(), outcome) == 1
+    raises = pytest.raises(HandlerTimeout) if on_error == "raise" else contextlib.nullcontext()
+    with hanging() as released, raises:
+        work(queue, lambda _: released.wait(30) and None, on_error=on_error)
+    assert counts(queue) == {outcome: 1}
 
 
 @pytest.mark.parametrize("mode", ["message", "batch"])
@@ -209,20 +203,12 @@ def test_a_handler_that_hangs_in_a_failing_store_is_not_the_messages_failure(
 def test_it_counts_for_the_breaker(queue: Queue) -> None:
     queue.group().configure(breaker_threshold=3, retry_delay="15m")
     queue.publish(map(str, range(20)))
-
-    async def handle(message: ReceivedMessage) -> None:
-        await asyncio.Event().wait()
-
-    summary = work(queue, handle, until="empty", concurrency=1, timeout="10ms", max_messages=1)
+    summary = work(queue, hang, until="empty", concurrency=1, timeout="10ms", max_messages=1)
     assert "breaker" in summary.blocked_because
     assert summary.nacked >= 3
 
 
 def test_with_an_ack_first_the_message_stays_acked(queue: Queue) -> None:
     queue.publish(["slow"])
-
-    async def handle(message: ReceivedMessage) -> None:
-        await asyncio.Event().wait()
-
-    summary = work(queue, handle, ack="on_receive")
+    summary = work(queue, hang, ack="on_receive")
     assert (summary.acked, summary.failed) == (1, 1)
