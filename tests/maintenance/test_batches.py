@@ -283,8 +283,7 @@ def test_closing_again_the_same_way_changes_nothing(queue: Queue, done: Queue) -
     assert noted.count(("ada", "batch b closed")) == 1
 
 
-def test_a_queue_without_groups_closes_no_batch(make: Make, clock: ManualClock) -> None:
-    queue = make()
+def test_a_queue_without_groups_closes_no_batch(queue: Queue, clock: ManualClock) -> None:
     with pytest.raises(InvalidOption, match="has no groups"):
         queue.close_batch("b", to=memory_queue(clock))
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction
-from support.handles import again, clean_messages, index_commits, lease, trim
+from support.handles import (
+    Injected,
+    again,
+    clean_messages,
+    index_commits,
+    lease,
+    take,
+    take_all,
+    trim,
+)
 from support.having import having
 from support.limits import Limits
-from support.tables import context_of, ledgers_of, messages_of
+from support.tables import add_file, checkpoint, context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
-from spark_mq.delta.tables import write_checkpoint
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
 from spark_mq.testing import ManualClock
 
 DeltaQueue = Callable[..., Queue]
@@ -52,29 +60,30 @@ def publishes(queue: Queue) -> list[str]:
 def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: ManualClock) -> None:
     queue = trimmable(delta_queue, clock)
     index_commits(queue)
-    before = queue.stats()
     assert trim(queue) == 6
     kept = messages_of(queue).index()
     assert (len(kept.files), kept.forgotten, kept.total) == (2, 12, 14)
-    other = again(queue)
-    index = messages_of(other).index()
+    index = messages_of(again(queue)).index()
     assert index == having(files=kept.files, forgotten=12, forgotten_to=kept.forgotten_to)
-    for handle in (queue, other):
-        stats = handle.stats()
-        for name in ("published", "latest_sequence"):
-            assert stats[name] == before[name]
-        assert stats["groups"]["default"].ready == 2
 
 
-def test_the_queue_goes_on_as_before(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+@pytest.mark.parametrize("has_commits", [False, True])
+def test_the_queue_goes_on_as_before(
+    delta_queue: DeltaQueue, clock: ManualClock, has_commits: bool
+) -> None:
+    """Without commits/, the index is read from the log. It has the same sequences."""
     queue = trimmable(delta_queue, clock)
+    total, tail = queue.stats()["published"], queue.stats()["latest_sequence"]
     trim(queue)
+    if not has_commits:
+        shutil.rmtree(messages_of(queue).commits.path)
     for handle in (queue, again(queue)):
-        receipt = handle.publish("new")
-        assert handle.stats()["latest_sequence"] == receipt.sequences[0]
-    expected = [b"young 0", b"young 1", b"new", b"new"]
-    assert [m.value for m in lease(again(queue)).messages] == expected
-    assert [m.value for m in lease(queue, group="other").messages] == expected
+        assert (handle.stats()["published"], handle.stats()["latest_sequence"]) == (total, tail)
+        assert handle.group().stats().ready == 2
+    receipt = again(queue).publish("new")
+    assert queue.stats()["latest_sequence"] == receipt.sequences[0]
+    for group in ("default", "other"):
+        assert take(again(queue).group(group)) == ["young 0", "young 1", "new"]
 
 
 def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: ManualClock) -> None:
@@ -101,17 +110,6 @@ def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: Manua
     assert messages_of(other).index().forgotten == 4, "it is written down at once"
 
 
-def test_the_log_alone_says_the_same(delta_queue: DeltaQueue, clock: ManualClock) -> None:
-    """Without commits/, the index is read from the log. It has the same sequences."""
-    queue = trimmable(delta_queue, clock)
-    trim(queue)
-    total, tail = queue.stats()["published"], queue.stats()["latest_sequence"]
-    shutil.rmtree(messages_of(queue).commits.path)
-    other = again(queue)
-    assert (other.stats()["published"], other.stats()["latest_sequence"]) == (total, tail)
-    assert [m.value for m in lease(other).messages] == [b"young 0", b"young 1"]
-
-
 def test_a_restore_of_forgotten_files_publishes_nothing(
     delta_queue: DeltaQueue, clock: ManualClock
 ) -> None:
@@ -121,15 +119,11 @@ def test_a_restore_of_forgotten_files_publishes_nothing(
     content = file.read_bytes()
     trim(queue)
     file.write_bytes(content)
-    table = DeltaTable(messages_of(queue).path)
-    add = AddAction(path, len(content), {}, 0, True, json.dumps({"numRecords": 2}))
-    table.create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    add_file(queue, path, len(content), json.dumps({"numRecords": 2}))
     commit = max(Path(messages_of(queue).path, "_delta_log").glob("*.json"))
-    lines = [json.loads(line) for line in commit.read_text().splitlines()]
-    for line in lines:
-        if "commitInfo" in line:
-            line["commitInfo"]["operation"] = "RESTORE"
-    commit.write_text("\n".join(map(json.dumps, lines)))
+    text, changed = re.subn(r'"operation":"\w+"', '"operation":"RESTORE"', commit.read_text())
+    assert changed == 1
+    commit.write_text(text)
     other = again(queue)
     assert other.stats()["published"] == 14
     assert [m.value for m in lease(other).messages] == [b"young 0", b"young 1"]
@@ -186,11 +180,9 @@ def test_a_receipt_of_a_forgotten_publish_is_unknown(
     clock.advance("2d")
     queue.publish("young")
     trim(queue)
+    same: dict[str, Any] = {"producer_id": "p", "producer_sequence": 1, "on_duplicate": "skip"}
     for handle in (queue, again(queue)):
-        again_published = handle.publish(
-            "a", producer_id="p", producer_sequence=1, on_duplicate="skip"
-        )
-        assert (again_published.duplicate, again_published.version) == (True, None)
+        assert handle.publish("a", **same) == having(duplicate=True, version=None)
 
 
 def test_a_trim_works_in_small_steps(
@@ -208,7 +200,7 @@ def test_no_checkpoint_keeps_trimmed_files(delta_queue: DeltaQueue, clock: Manua
     """A checkpoint would else carry the removal of each file that there ever was."""
     queue = trimmable(delta_queue, clock)
     trim(queue)
-    write_checkpoint(messages_of(queue).files)
+    checkpoint(messages_of(queue))
     newest = max(Path(messages_of(queue).path, "_delta_log").glob("*.checkpoint.parquet"))
     rows = pq.read_table(newest)
     assert "remove" not in rows.column_names
@@ -256,8 +248,7 @@ def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
     for number in range(30):
         queue.publish(f"{number}", producer_id="p", producer_sequence=number)
         index_commits(queue)
-    while (found := queue.group().lease("w", max_messages=10)) is not None:
-        found.ack()
+    take_all(queue.group())
     clock.advance("2d")
     queue.publish("young", producer_id="p", producer_sequence=30)
     trim(queue)
@@ -285,22 +276,16 @@ def test_a_chore_that_fails_stops_no_other(
     queue = trimmable(delta_queue, clock)
     lease(queue, 1)
     clock.advance("1h")
-    done: list[str] = []
+    cleans = Injected(ledgers_of(queue).clean)
 
     def fails(*_: object, **__: object) -> None:
         raise MemoryError("too large")
-
-    real = ledgers_of(queue).clean
-
-    def cleans(*args: object, **options: object) -> int:
-        done.append("cleaned")
-        return real(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ledgers_of(queue), "clean", cleans)
     monkeypatch.setattr(messages_of(queue), broken, fails)
     with pytest.raises(MemoryError, match="too large"):
         queue.sweep()
-    assert done == ["cleaned"]
+    assert cleans.calls == 1
     assert queue.group().stats().ready == 2
     assert context_of(queue).history.read([])[0].num_rows > 0
 

@@ -77,9 +77,8 @@ def check_values(queue: Queue, *values: bytes) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"producer_id": "p", "producer_sequence": 1}])
 def test_the_file_of_a_dead_publish_goes_after_a_day(
-    make: Make, clock: ManualClock, options: Any
+    queue: Queue, clock: ManualClock, options: Any
 ) -> None:
-    queue = make()
     queue.publish(["kept"])
     kept = data_files(queue)
     die_in_a_publish(queue, **options)
@@ -120,8 +119,7 @@ def test_a_file_of_another_writer_stays_for_a_week(delta_queue: Make, clock: Man
     assert not foreign.exists()
 
 
-def test_the_letters_of_a_routing_that_died_go_too(make: Make, clock: ManualClock) -> None:
-    queue = make()
+def test_the_letters_of_a_routing_that_died_go_too(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["bad"])
     lease(queue, 1).reject()
     queue.sweep()
@@ -160,10 +158,9 @@ def test_a_publish_that_froze_before_its_commit_writes_its_file_again(
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_files_that_a_sweep_has_listed_are_not_committed(
-    make: Make, clock: ManualClock, byte_store: ByteStore, deleted: bool
+    queue: Queue, clock: ManualClock, byte_store: ByteStore, deleted: bool
 ) -> None:
     """Those of Spark tasks cannot be written again, so the whole write fails."""
-    queue = make()
     queue.publish(["first"])
     files = files_of_tasks(queue)
     age(queue, clock, 25)
@@ -178,9 +175,8 @@ def test_files_that_a_sweep_has_listed_are_not_committed(
 
 
 def test_files_of_tasks_are_committed_after_the_sweep_of_others(
-    make: Make, clock: ManualClock
+    queue: Queue, clock: ManualClock
 ) -> None:
-    queue = make()
     die_in_a_publish(queue)
     age(queue, clock, 25)
     files = files_of_tasks(queue)
@@ -192,9 +188,8 @@ def test_files_of_tasks_are_committed_after_the_sweep_of_others(
 
 @pytest.mark.parametrize("verb", ["iterate", "write", "create", "delete_many"])
 def test_a_file_whose_commit_lands_during_the_look_stays(
-    make: Make, clock: ManualClock, byte_store: ByteStore, verb: str
+    queue: Queue, clock: ManualClock, byte_store: ByteStore, verb: str
 ) -> None:
-    queue = make()
     publisher, files = again(queue), files_of_tasks(queue)
     age(queue, clock, 25)
     landed = list[bool]()
@@ -222,9 +217,8 @@ def test_a_file_whose_commit_lands_during_the_look_stays(
     ("verb", "at"), [("write", 1), ("write", 2), ("create", 1), ("delete_many", 1), ("stat", 2)]
 )
 def test_a_sweep_killed_anywhere_leaves_the_rest_to_the_next(
-    make: Make, clock: ManualClock, byte_store: ByteStore, verb: str, at: int
+    queue: Queue, clock: ManualClock, byte_store: ByteStore, verb: str, at: int
 ) -> None:
-    queue = make()
     queue.publish(["kept"])
     for _ in range(3):
         die_in_a_publish(queue)
@@ -242,9 +236,8 @@ def test_a_sweep_killed_anywhere_leaves_the_rest_to_the_next(
 
 
 def test_two_sweeps_at_once_delete_only_leftovers(
-    make: Make, clock: ManualClock, byte_store: ByteStore
+    queue: Queue, clock: ManualClock, byte_store: ByteStore
 ) -> None:
-    queue = make()
     queue.publish(["kept"])
     die_in_a_publish(queue)
     age(queue, clock, 25)
@@ -286,10 +279,9 @@ def test_a_full_list_keeps_what_a_slower_sweep_is_about_to_delete(
 
 
 def test_letters_move_although_the_list_of_leftovers_is_gone(
-    make: Make, clock: ManualClock
+    queue: Queue, clock: ManualClock
 ) -> None:
     """Such as after a restore of the tables alone."""
-    queue = make()
     queue.publish(["bad"])
     lease(queue, 1).reject()
     for one in (queue, queue.dead_letters):

@@ -50,8 +50,7 @@ def entries(queue: Queue) -> dict[str, str]:
 # -- publishing
 
 
-def test_a_sweep_publishes_what_is_due_once(make: Make, clock: ManualClock) -> None:
-    queue = make()
+def test_a_sweep_publishes_what_is_due_once(queue: Queue, clock: ManualClock) -> None:
     message = Message("run", key="k", headers={"own": "1"}, priority=3, expires_at="1h")
     made = queue.schedule("s", every="15m", message=message)
     assert made == having(name="s", next_at=NOON + timedelta(minutes=15), last_at=None)
@@ -75,10 +74,9 @@ def test_a_sweep_publishes_what_is_due_once(make: Make, clock: ManualClock) -> N
     ("limit", "most"), [("MAX_INSTANTS", 4), ("MAX_BYTES", 4_500)], ids=["instants", "bytes"]
 )
 def test_many_missed_instants_are_published_in_several_sweeps(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
     monkeypatch.setattr(chores, limit, most)
-    queue = make()
     queue.schedule("s", every="1h", message=b"\xff" * 1_000, catch_up="all")
     clock.advance("10h")
     assert queue.schedules()[0].next_at == NOON + timedelta(hours=1), "it waits for a sweep"
@@ -107,8 +105,7 @@ def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClo
     assert take(queue.group()) == ["z"]
 
 
-def test_each_message_expires_by_its_instant(make: Make, clock: ManualClock) -> None:
-    queue = make()
+def test_each_message_expires_by_its_instant(queue: Queue, clock: ManualClock) -> None:
     queue.schedule("s", every="1h", message=Message("x", expires_at="20m"))
     clock.advance("90m")
     queue.sweep()
@@ -116,9 +113,8 @@ def test_each_message_expires_by_its_instant(make: Make, clock: ManualClock) -> 
 
 
 def test_schedules_and_producers_of_the_same_name_do_not_meet(
-    make: Make, clock: ManualClock
+    queue: Queue, clock: ManualClock
 ) -> None:
-    queue = make()
     queue.schedule("s", every="1h", message="x")
     queue.publish("own", producer_id="s", producer_sequence=2**62)
     clock.advance("1h")
@@ -132,9 +128,8 @@ def test_schedules_and_producers_of_the_same_name_do_not_meet(
 
 @pytest.mark.parametrize("catch_up", ["latest", "all", "none"])
 def test_two_sweeps_at_once_publish_each_instant_once(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, catch_up: str
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, catch_up: str
 ) -> None:
-    queue = make()
     queue.schedule("s", every="5m", message="x", catch_up=catch_up)
     clock.advance("11m")
     other = again(queue)
@@ -144,9 +139,8 @@ def test_two_sweeps_at_once_publish_each_instant_once(
 
 
 def test_a_sweep_whose_clock_is_ahead_publishes_no_instant_again(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make()
     queue.schedule("s", every="5m", message="x", catch_up="all")
     clock.advance("11m")
     other = again(queue)
@@ -164,9 +158,8 @@ def test_a_sweep_whose_clock_is_ahead_publishes_no_instant_again(
 
 @pytest.mark.parametrize("change", ["pause", "remove", "rule", "message"])
 def test_a_change_while_a_sweep_publishes_is_obeyed(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, change: str
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    queue = make()
     queue.schedule("s", every="1h", message="old")
     clock.advance("1h")
     other = again(queue)
@@ -184,9 +177,8 @@ def test_a_change_while_a_sweep_publishes_is_obeyed(
 @pytest.mark.parametrize("table", ["messages", "leases"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_definition_killed_at_any_commit_is_whole_or_missing(
-    make: Make, monkeypatch: pytest.MonkeyPatch, table: str, when: str
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, table: str, when: str
 ) -> None:
-    queue = make()
     with monkeypatch.context() as patch:
         on_commit(patch, table, **{when: die})
         with pytest.raises(Killed):
@@ -200,8 +192,7 @@ def test_a_definition_killed_at_any_commit_is_whole_or_missing(
 # -- changes
 
 
-def test_the_same_definition_makes_no_commit(make: Make, clock: ManualClock) -> None:
-    queue = make()
+def test_the_same_definition_makes_no_commit(queue: Queue, clock: ManualClock) -> None:
     queue.schedule("s", cron="0 2 * * *", timezone="Europe/Berlin", message="x")
     version = messages_of(queue).look().version
     clock.advance("1h")
@@ -258,9 +249,8 @@ STORIES: dict[str, tuple[tuple[Any, ...], list[str]]] = {
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_the_instants_after_changes(make: Make, clock: ManualClock, story: str) -> None:
+def test_the_instants_after_changes(queue: Queue, clock: ManualClock, story: str) -> None:
     steps, expected = STORIES[story]
-    queue = make()
     for step in steps:
         if isinstance(step, str):
             clock.advance(step)
@@ -270,8 +260,7 @@ def test_the_instants_after_changes(make: Make, clock: ManualClock, story: str) 
     assert instants(queue) == expected
 
 
-def test_a_pause_says_since_when_and_why(make: Make, clock: ManualClock) -> None:
-    queue = make()
+def test_a_pause_says_since_when_and_why(queue: Queue, clock: ManualClock) -> None:
     HOURLY(queue)
     paused = queue.pause_schedule("s", "upgrade")
     assert paused == having(paused_at=clock(), pause_reason="upgrade", next_at=None)
@@ -284,8 +273,7 @@ def test_a_pause_says_since_when_and_why(make: Make, clock: ManualClock) -> None
     assert resumed == queue.resume_schedule("s")
 
 
-def test_changes_are_noted_with_the_person(make: Make) -> None:
-    queue = make()
+def test_changes_are_noted_with_the_person(queue: Queue) -> None:
     act_as("alice", lambda: queue.schedule("s", cron="0 2 * * *", message="x"))
     act_as("bob", lambda: queue.pause_schedule("s", "upgrade"))
     queue.pause_schedule("s", "upgrade")
@@ -305,9 +293,8 @@ def test_changes_are_noted_with_the_person(make: Make) -> None:
 
 @pytest.mark.parametrize("catch_up", ["latest", "all", "none"])
 def test_a_schedule_that_waits_for_a_sweep_is_a_problem_if_it_catches_up(
-    make: Make, clock: ManualClock, catch_up: str
+    queue: Queue, clock: ManualClock, catch_up: str
 ) -> None:
-    queue = make()
     queue.schedule("s", every="15m", message="x", catch_up=catch_up)
     queue.sweep()
     clock.advance("75m")
@@ -323,9 +310,8 @@ def test_a_schedule_that_waits_for_a_sweep_is_a_problem_if_it_catches_up(
 
 
 def test_schedules_stay_with_configure_purge_and_a_checkpoint(
-    make: Make, clock: ManualClock
+    queue: Queue, clock: ManualClock
 ) -> None:
-    queue = make()
     queue.schedule("s", every="1h", message="x")
     queue.schedule("other", cron="* * * * *", message=b"\xff")
     before = entries(queue)
@@ -370,9 +356,8 @@ def test_a_dead_letter_queue_has_no_schedules(make: Make) -> None:
 
 
 def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(
-    make: Make, clock: ManualClock
+    queue: Queue, clock: ManualClock
 ) -> None:
-    queue = make()
     queue.schedule("a", every="1h", message="x")
     queue.schedule("s", every="1h", message="x")
     messages_of(queue).change_property("spark_mq.schedule.a", lambda _: '{"format": 2}', "test")
@@ -394,8 +379,7 @@ def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(
      '{"format": 1, "created_at": 1, "since": 1, "every": 1000000, "catch_up": "x"}',
      '{"format": 1, "created_at": 1, "since": 1, "every": 1000000, "new_field": 1}'],
 )  # fmt: skip
-def test_an_entry_of_another_version_is_named(make: Make, text: str) -> None:
-    queue = make()
+def test_an_entry_of_another_version_is_named(queue: Queue, text: str) -> None:
     messages_of(queue).change_property("spark_mq.schedule.s", lambda _: text, "test")
     with pytest.raises(UnsupportedTable, match="schedule 's' of"):
         queue.schedules()
@@ -404,8 +388,7 @@ def test_an_entry_of_another_version_is_named(make: Make, text: str) -> None:
 # -- what is refused
 
 
-def test_a_start_may_be_text(make: Make) -> None:
-    queue = make()
+def test_a_start_may_be_text(queue: Queue) -> None:
     schedule = queue.schedule("s", every="1h", message="x", starts_at="2030-01-01T13:00:00+01:00")
     assert schedule.starts_at == schedule.next_at == datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -421,8 +404,7 @@ def test_messages_of_a_schedule_outlive_the_delay_of_their_queue(make: Make) -> 
     assert schedule.jitter == timedelta(minutes=30)
 
 
-def test_all_schedules_together_have_a_limit(make: Make) -> None:
-    queue = make()
+def test_all_schedules_together_have_a_limit(queue: Queue) -> None:
     for number in range(17):
         queue.schedule(f"s{number}", every="1h", message="x" * 60_000)
     with pytest.raises(InvalidOption, match="remove some"):
@@ -431,8 +413,7 @@ def test_all_schedules_together_have_a_limit(make: Make) -> None:
 
 
 @pytest.mark.parametrize("call", ["pause_schedule", "resume_schedule", "remove_schedule"])
-def test_a_schedule_that_is_missing_is_named(make: Make, call: str) -> None:
-    queue = make()
+def test_a_schedule_that_is_missing_is_named(queue: Queue, call: str) -> None:
     queue.schedule("nightly", every="1h", message="x")
     with pytest.raises(ScheduleNotFound, match="Did you mean 'nightly'") as refused:
         getattr(queue, call)("nihgtly")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from support.formats import ORDER, ORDER_VALUE, order_class
+from support.having import having
 from support.tables import ledgers_of
+from support.working import drain, fail
 
-from spark_mq import Lease, Message, Queue, ReceivedMessage
+from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
 from spark_mq.errors import InvalidPayload
 from spark_mq.integrations.formats import Avro, Json, Protobuf, Pydantic
 
@@ -28,6 +31,11 @@ CASES: list[tuple[Any, list[Any]]] = [
     (Json(), [{"id": 1}, None]),
 ]
 BAD = b"\xff\xfe secret"
+
+
+def batches(queue: Queue, handler: Callable[[Lease], Any], count: int) -> WorkSummary:
+    """Handle batches of JSON."""
+    return drain(queue, handler, mode="batch", format=Json(), max_messages=count)
 
 
 def letters(queue: Queue) -> list[tuple[bytes, str]]:
@@ -49,11 +57,11 @@ def test_a_handler_gets_values_and_others_become_dead_letters(
         messages = given.messages if isinstance(given, Lease) else [given]
         seen.extend((message.key, message.data) for message in messages)
 
-    done = queue.group().work(handle, mode=mode, format=format, max_messages=5, until="empty")
+    done = drain(queue, handle, mode=mode, format=format, max_messages=5)
     empty = [("", "")] if isinstance(format, Protobuf) else []  # no byte is a message of defaults
     assert len(seen) == 2 + len(empty)
     assert [data for key, data in seen if key == "k"] == values
-    assert (done.acked, done.rejected, done.failed) == (len(seen), 5 - len(seen), 0)
+    assert done == having(acked=len(seen), rejected=5 - len(seen), failed=0)
     dead = letters(queue)
     assert sorted(value for value, _ in dead) == sorted([BAD, BAD] if empty else [b"", BAD, BAD])
     for _, error in dead:
@@ -68,7 +76,7 @@ def test_an_async_handler_gets_values(queue: Queue) -> None:
     async def handle(message: ReceivedMessage) -> None:
         seen.append(message.data)
 
-    done = queue.group().work(handle, mode="message", format=Json(), until="empty")
+    done = drain(queue, handle, format=Json())
     assert seen == [{"id": 1}]
     assert (done.acked, done.rejected) == (1, 1)
 
@@ -88,9 +96,7 @@ def test_a_slow_format_does_not_stop_other_coroutines(queue: Queue) -> None:
     async def handle(message: ReceivedMessage) -> None:
         handled.set()
 
-    done = queue.group().work(
-        handle, mode="message", format=Slow(), concurrency=2, max_messages=2, until="empty"
-    )
+    done = drain(queue, handle, format=Slow(), concurrency=2, max_messages=2)
     assert (done.acked, done.failed) == (2, 0)
 
 
@@ -102,44 +108,28 @@ def test_a_lease_has_only_what_was_decoded(queue: Queue) -> None:
         seen.append((len(lease), lease.table().num_rows, [m.data for m in lease.messages]))
         return lease.ack()  # of what is left
 
-    queue.group().work(handle, mode="batch", format=Json(), max_messages=4, until="empty")
+    assert batches(queue, handle, 4) == having(acked=2, rejected=2)
     assert seen == [(2, 2, [1, 2])]
-    stats = queue.group().stats()
-    assert (stats.acked, stats.dead) == (2, 2)
 
 
 def test_a_lease_without_a_valid_message_calls_no_handler(queue: Queue) -> None:
     queue.publish([BAD, BAD])
-    called: list[Any] = []
-    done = queue.group().work(
-        called.append, mode="batch", format=Json(), max_messages=2, until="empty"
-    )
-    assert called == []
-    assert (done.acked, done.rejected, done.nacked) == (0, 2, 0)
+    done = batches(queue, lambda _: pytest.fail("never"), 2)
+    assert done == having(acked=0, rejected=2, nacked=0)
 
 
 def test_a_failing_handler_keeps_the_rejected_ones_dead(queue: Queue) -> None:
     queue.publish([BAD, Message.json(1), Message.json(2)])
-    group = queue.group()
-    group.configure(retry_delay="15m")
-
-    def handle(lease: Lease) -> None:
-        raise RuntimeError(f"no luck with {len(lease)}")
-
-    done = group.work(handle, mode="batch", format=Json(), max_messages=3, until="empty")
-    assert (done.acked, done.rejected, done.nacked, done.failed) == (0, 1, 2, 1)
+    queue.group().configure(retry_delay="15m")
+    assert batches(queue, fail, 3) == having(acked=0, rejected=1, nacked=2, failed=1)
     assert letters(queue) == [(BAD, "not JSON: byte 0 is not UTF-8")]
 
 
 def test_many_reasons_cost_one_commit(queue: Queue) -> None:
     queue.publish([b"[" * n + b"x" for n in range(1, 60)] + [Message.json(1)])
-    group = queue.group()
-    group.ensure()
+    queue.group().ensure()
     before = ledgers_of(queue).version()
-    done = group.work(
-        lambda lease: None, mode="batch", format=Json(), max_messages=60, until="empty"
-    )
-    assert (done.acked, done.rejected, done.leases) == (1, 59, 1)
+    assert batches(queue, lambda _: None, 60) == having(acked=1, rejected=59, leases=1)
     assert ledgers_of(queue).version() == before + 3, "the lease, the rejects and the ack"
 
 
@@ -163,14 +153,13 @@ def test_a_schema_that_is_not_known_yet_is_a_failure_and_no_dead_letter(
     queue.publish(Message.encode(ORDER_VALUE, Registered()))
     group = queue.group()
     group.configure(retry_delay="15m")
-    done = group.work(lambda given: None, mode=mode, format=Registered(), until="empty")
-    assert (done.failed, done.nacked, done.rejected) == (1, 1, 0)
+    done = drain(queue, lambda _: None, mode=mode, format=Registered())
+    assert done == having(failed=1, nacked=1, rejected=0)
     (error,) = group.last_errors()
     assert "LookupError: schema 9 is not among the given ones" in error.error
     known[9] = ORDER
     group.seek("earliest")
-    done = group.work(lambda given: None, mode=mode, format=Registered(), until="empty")
-    assert done.acked == 1
+    assert drain(queue, lambda _: None, mode=mode, format=Registered()).acked == 1
 
 
 def test_an_own_format_works(queue: Queue) -> None:
@@ -185,9 +174,7 @@ def test_an_own_format_works(queue: Queue) -> None:
 
     queue.publish([Message.encode("abc", Reversed()), "1"])
     seen: list[Any] = []
-    queue.group().work(
-        lambda message: seen.append(message.data), mode="message", format=Reversed(), until="empty"
-    )
+    drain(queue, lambda message: seen.append(message.data), format=Reversed())
     assert seen == ["abc"]
     assert letters(queue) == [(b"1", "no word")]
 
@@ -198,9 +185,8 @@ def test_a_message_decodes_without_a_worker(queue: Queue) -> None:
     good, bad = lease.messages
     assert good.decode(Pydantic(Order)) == Order(id=1)
     assert good.data is None
-    with pytest.raises(
-        InvalidPayload, match=rf"^message {bad.sequence}: not a valid Order: "
-    ) as caught:
+    reason = rf"^message {bad.sequence}: not a valid Order: "
+    with pytest.raises(InvalidPayload, match=reason) as caught:
         bad.decode(Pydantic(Order))
     assert caught.value.sequence == bad.sequence
     assert "secret" not in str(caught.value)

@@ -65,9 +65,8 @@ def test_a_worker_sweeps_while_it_runs(queue: Queue, swept: list[str]) -> None:
 
 
 def test_within_an_interval_one_process_sweeps(
-    make: Callable[..., Queue], clock: ManualClock, swept: list[str]
+    queue: Queue, clock: ManualClock, swept: list[str]
 ) -> None:
-    queue = make()
     first, second = sweeps_of(queue), sweeps_of(again(queue))
     for swept_by_then in (1, 2, 3):
         for _ in range(2):
@@ -93,13 +92,12 @@ def together(call: Callable[..., Any], threads: int = 2) -> Callable[..., Any]:
 
 
 def test_two_that_begin_at_once_give_way_and_one_sweeps_soon(
-    make: Callable[..., Queue],
+    queue: Queue,
     clock: ManualClock,
     swept: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither sees the other at first, and each has written its file before they look again."""
-    queue = make()
     both = [sweeps_of(queue), sweeps_of(again(queue))]
     with monkeypatch.context() as patch:
         patch.setattr(upkeep, "read_heartbeats", together(upkeep.read_heartbeats))
@@ -117,9 +115,8 @@ def test_two_that_begin_at_once_give_way_and_one_sweeps_soon(
 
 
 def test_a_sweep_that_was_killed_holds_up_the_others_for_an_interval(
-    make: Callable[..., Queue], clock: ManualClock, swept: list[str]
+    queue: Queue, clock: ManualClock, swept: list[str]
 ) -> None:
-    queue = make()
     leave_heartbeat(queue, "~sweep", "killed", interval=MINUTE, state="busy")
     own = sweeps_of(queue)
     own.run()
@@ -159,13 +156,12 @@ def test_neither_handlers_nor_the_end_wait_for_a_sweep(
 
 
 def test_a_sweep_that_fails_disturbs_nobody_and_is_tried_again(
-    make: Callable[..., Queue],
+    queue: Queue,
     clock: ManualClock,
     swept: list[str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    queue = make()
     caplog.set_level(logging.WARNING)
     own = sweeps_of(queue)
 
