@@ -77,7 +77,7 @@ def test_a_second_publish_of_an_id_publishes_nothing_and_says_so(queue: Queue) -
     assert (first.duplicate, first.duplicates, len(first.sequences)) == (False, (), 2)
     second = again(queue).publish([message("a", "3"), message("b", "4")])
     assert (second.duplicate, second.duplicates) == (True, (0, 1))
-    assert (second.version, list(second.sequences)) == (None, [])
+    assert (second.version, second.published, list(second.sequences)) == (None, 0, [])
     assert second.duplicate_of == {0: first.sequences[0], 1: first.sequences[1]}
     assert published(queue) == ["1", "2"]
 
@@ -86,7 +86,7 @@ def test_only_the_duplicates_of_a_publish_are_left_out(queue: Queue) -> None:
     a = queue.publish(message("a")).sequences[0]
     batch = ["no id", message("a"), message("b"), message("c"), message("b"), "no id"]
     receipt = queue.publish(batch)
-    assert (receipt.duplicate, receipt.duplicates) == (False, (1, 4))
+    assert (receipt.published, receipt.duplicate, receipt.duplicates) == (4, False, (1, 4))
     assert published(queue)[1:] == ["no id", "value of b", "value of c", "no id"]
     places = [receipt.sequence_of(at) for at in range(6)]
     first = receipt.sequences[0]

@@ -86,6 +86,27 @@ def test_the_last_number_of_a_producer_can_be_asked_for(queue: Queue) -> None:
         queue.last_producer_sequence("no such name!")
 
 
+@pytest.mark.parametrize("nothing", [[], (), iter(()), pa.table({"value": pa.array([], "string")})])
+def test_an_empty_list_publishes_nothing(queue: Queue, nothing: Any) -> None:
+    queue.publish("a")
+    before = queue.stats()
+    receipt = queue.publish(nothing, deliver_at="5s")
+    assert (receipt.published, receipt.version, receipt.duplicate) == (0, None, False)
+    assert list(receipt.sequences) == []
+    assert queue.stats() == before, "no commit"
+
+
+def test_an_empty_list_repeats_a_number_as_others_do(queue: Queue) -> None:
+    number: dict[str, Any] = {"producer_id": "p", "producer_sequence": 1}
+    first = queue.publish(["a"], **number)
+    with pytest.raises(DuplicatePublish) as caught:
+        queue.publish([], **number)
+    assert caught.value.data["receipt"] == first
+    repeated = queue.publish([], on_duplicate="skip", **number)
+    assert (repeated.duplicate, repeated.sequences) == (True, first.sequences)
+    assert repeated.published == 0
+
+
 def test_a_call_that_publishes_nothing_uses_no_number_up(queue: Queue) -> None:
     for bad in ([1], "\ud800"):
         with pytest.raises(errors.InvalidOption):

@@ -16,9 +16,10 @@ from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.columns import to_array
-from spark_mq.util.setting_fields import parse_number, parse_settings
+from spark_mq.util.setting_fields import parse_number, parse_settings, settings_of
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import (
+    SHORTEST,
     suggest,
     validate_callable,
     validate_choice,
@@ -77,6 +78,10 @@ DURATIONS = {
     SECOND // 4: [0.25, "250ms", "250 milliseconds"],
     SECOND: ["1 second"],
     30 * SECOND: [30, "30", "30s", " 30 S "],
+    SECOND * 3 // 2: [
+        *(np.float64(1.5), np.float32(1.5), pa.scalar(1.5), pa.scalar(timedelta(seconds=1.5))),
+        *(np.timedelta64(1500, "ms"), np.timedelta64(1_500_000_000, "ns")),
+    ],
     90 * SECOND: ["1.5m", "1m30s"],
     120 * SECOND: ["2 minutes"],
     300 * SECOND + 1: [timedelta(minutes=5, microseconds=1)],
@@ -296,3 +301,32 @@ def test_a_duration_has_one_rule_in_options_times_and_settings(
         assert queue.group().lease("w") is not None
         changed = GroupSettings().changed(retry_delay=text, max_retry_delay="3h")
         assert changed.retry_delay == timedelta(seconds=seconds)
+
+
+# -- a duration that would end messages without a call, or lose them, has a least value
+
+HARMLESS = {
+    "retry_delay", "max_retry_delay", "clock_skew", "rate_burst", "delivery_delay", "retention",
+}  # fmt: skip
+"""What may be as short as one likes, because it ends no message and loses none."""
+SETTINGS = {**settings_of(GroupSettings), **settings_of(QueueSettings)}
+BOUNDED = {name for name, setting in SETTINGS.items() if setting.kind.accepts == "Duration"}
+
+
+def test_each_duration_has_a_bound_or_is_harmless():
+    assert BOUNDED - SHORTEST.keys() == HARMLESS
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDED - HARMLESS))
+def test_a_setting_that_is_too_short_is_refused(name):
+    least = SHORTEST[name]
+    with pytest.raises(InvalidOption) as caught:
+        memory_queue(**{name: "1ms"})
+    assert str(caught.value) == f"{name}='1ms' is too short: give {least} or more"
+    assert (caught.value.option, caught.value.value) == (name, "1ms")
+    memory_queue(**{name: least})
+
+
+def test_a_queue_with_a_shorter_setting_of_an_older_version_is_read():
+    stored = {"visibility_timeout": 1_000}
+    assert GroupSettings.decoded(stored).visibility_timeout.total_seconds() == 0.001
