@@ -246,9 +246,7 @@ def test_settling_nothing_changes_nothing(tmp_path: Path, queue: Queue) -> None:
 SECRET = "s3cr3t-never-reported"
 
 
-def test_secrets_of_storage_options_are_never_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_secrets_are_never_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"AWS_SECRET_ACCESS_KEY": SECRET, "azure_storage_account_key": SECRET}
     queue = Queue.create(tmp_path / "q", storage_options=options)
     queue.publish("a")

@@ -50,9 +50,7 @@ def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: M
     assert queue.group().lease("w", wait="10ms") is None
 
 
-def test_a_waiting_worker_gets_the_trial_when_it_is_due_and_its_ack_closes_the_breaker(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
     broken(queue)
     seen = list[int]()
 
@@ -103,9 +101,7 @@ def test_the_log_shows_that_it_opens_and_closes(
     assert "the breaker is closed" in closed
 
 
-def test_the_log_shows_a_pause_once_in_a_wait(
-    queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_logs_a_pause_once(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     queue.group().pause("migration of the orders")
     caplog.clear()
     assert queue.group().lease("w", wait="50ms", poll_interval="1ms") is None

@@ -45,9 +45,7 @@ def test_within_the_margin_no_lease_is_ended_early(
     assert mine.ack().settled == theirs.ack().settled == 1
 
 
-def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fences_them(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_a_worker_whose_clock_is_ahead_ends_leases_early(queue: Queue, clock: ManualClock) -> None:
     """Beyond the margin work is done twice.
 
     It is still settled once, and the loser gets an error.
@@ -68,9 +66,7 @@ def test_a_worker_whose_clock_is_ahead_ends_the_leases_of_others_early_and_fence
 
 
 @pytest.mark.parametrize("hours", [-2, 2, -400 * 24, 400 * 24])
-def test_a_jump_under_every_kind_of_state_breaks_nothing(
-    make: Make, clock: ManualClock, hours: int
-) -> None:
+def test_a_jump_breaks_no_kind_of_state(make: Make, clock: ManualClock, hours: int) -> None:
     """Leased, waiting, delayed, dead, expired, unread: after the jump all can be looked at, and in
     the end each is done.
     """
@@ -113,9 +109,7 @@ def test_a_start_by_time_is_found_in_a_log_whose_clock_jumped_back(clock: Manual
 
 
 @pytest.mark.parametrize("at", ["0001-01-01", "1970-01-01", "9999-12-31"])
-def test_a_clock_that_is_set_to_nonsense_breaks_nothing(
-    make: Make, clock: ManualClock, at: str
-) -> None:
+def test_a_clock_set_to_nonsense_breaks_nothing(make: Make, clock: ManualClock, at: str) -> None:
     """A machine that starts without its battery, in 1970."""
     queue, now = make(), clock()
     queue.publish(["a", "b"])
@@ -191,9 +185,7 @@ def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
 
 
 @pytest.mark.parametrize("verb", ["nack", "release"])
-def test_a_late_nack_on_the_last_attempt_commits_the_death(
-    make: Make, clock: ManualClock, verb: str
-) -> None:
+def test_a_late_last_nack_commits_the_death(make: Make, clock: ManualClock, verb: str) -> None:
     """Its lease expires first. A message that stayed leased would be acked with its batch."""
     queue = make(max_delivery_attempts=1, clock_skew=0)
     (sequence,) = queue.publish("a").sequences

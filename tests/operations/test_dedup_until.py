@@ -58,9 +58,7 @@ def test_an_id_counts_while_its_message_is_not_settled(queue: Queue, state: str)
 
 
 @pytest.mark.parametrize("end", ["rejected", "routed", "discarded", "expired", "skipped"])
-def test_an_id_is_free_once_its_message_is_not_delivered_any_more(
-    queue: Queue, clock: ManualClock, end: str
-) -> None:
+def test_an_id_is_free_once_its_message_is_over(queue: Queue, clock: ManualClock, end: str) -> None:
     first = publish(queue, "a", expires_at="1h" if end == "expired" else None)
     if end in ("rejected", "routed"):
         lease(queue).reject()
@@ -130,9 +128,7 @@ def test_a_rival_between_the_look_and_the_commit_is_met(
     assert len(lease(queue).messages) == 1
 
 
-def test_a_settle_between_the_look_and_the_commit_changes_nothing(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_settle_meanwhile_changes_nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(queue, "a")
     on_commit(monkeypatch, "messages", before=lambda: lease(queue).ack())
     assert publish(queue, "a", "b").duplicates == (0,)
@@ -182,9 +178,7 @@ def test_one_message_that_stays_keeps_only_its_own_id(queue: Queue, limits: Limi
 # -- what is refused
 
 
-def test_a_broken_ledger_stops_a_publish_that_meets_an_id_and_no_other(
-    delta_queue: Make, limits: Limits
-) -> None:
+def test_a_broken_ledger_stops_only_what_meets_an_id(delta_queue: Make, limits: Limits) -> None:
     """Nobody knows whether its message is settled."""
     limits(ask_ids=1, tag_bytes=0)  # as of a large ledger, which only its file has
     queue = delta_queue(dedup_until="settled")

@@ -52,9 +52,7 @@ def test_a_group_gets_what_matches_and_skips_the_rest(queue: Queue, group: Consu
     assert len(take(everything)) == 7
 
 
-def test_messages_that_no_lease_has_examined_count_as_ready(
-    queue: Queue, group: ConsumerGroup
-) -> None:
+def test_messages_that_no_lease_examined_count_as_ready(queue: Queue, group: ConsumerGroup) -> None:
     publish(queue, "us-1", "us-2")
     assert (group.stats().ready, group.stats().unexamined) == (2, 2)
     assert queue.stats()["groups"][group.name].unexamined == 2
@@ -65,9 +63,7 @@ def test_messages_that_no_lease_has_examined_count_as_ready(
     assert not group.peek(state="ready")
 
 
-def test_history_and_trace_say_that_the_filter_skipped_a_message(
-    queue: Queue, group: ConsumerGroup
-) -> None:
+def test_history_and_trace_say_what_the_filter_skipped(queue: Queue, group: ConsumerGroup) -> None:
     publish(queue, "us-1", "eu-1")
     (us, _) = (message.sequence for message in queue.peek())
     assert take(group) == ["eu-1"]
@@ -200,9 +196,7 @@ def test_what_another_thread_finds_meanwhile_is_not_taken_for_known(
     assert other.stats().acked == 1
 
 
-def test_two_groups_of_one_process_have_their_own_filters(
-    queue: Queue, group: ConsumerGroup
-) -> None:
+def test_groups_of_one_process_have_their_own_filters(queue: Queue, group: ConsumerGroup) -> None:
     us = queue.group("us")
     us.configure(filter="key_prefix=us-")
     publish(queue, "us-1", "eu-1")

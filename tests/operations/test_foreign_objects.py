@@ -114,9 +114,7 @@ def error_in_letter(kind: str, call: Callable[[ReceivedMessage], Any]) -> str:
 
 
 @KINDS
-def test_an_error_without_a_text_is_a_failure_of_its_message(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_without_a_text_is_a_failure(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     error = error_in_letter(kind, on_bad(OddError("bad")))
     assert error == "OddError: (OddError without a text: its str() raised AttributeError)"
     assert error in caplog.text, "with its traceback"
@@ -131,9 +129,7 @@ def test_with_raise_the_error_itself_ends_the_loop(kind: str) -> None:
 @KINDS
 @pytest.mark.parametrize("as_cause", [False, True])
 @pytest.mark.parametrize("name", ["__class__", "__cause__", "__traceback__", "__notes__"])
-def test_an_error_that_cannot_be_looked_at_is_a_failure_of_its_message(
-    kind: str, name: str, as_cause: bool
-) -> None:
+def test_an_error_that_cannot_be_read_is_a_failure(kind: str, name: str, as_cause: bool) -> None:
     def fail(_: Any) -> Any:
         raise SystemExit(0)
 
@@ -151,18 +147,14 @@ def test_an_error_that_cannot_be_looked_at_is_a_failure_of_its_message(
 
 @KINDS
 @EACH_END
-def test_what_would_end_a_program_is_a_failure_of_its_message(
-    kind: str, end: BaseException
-) -> None:
+def test_what_would_end_a_program_is_a_failed_message(kind: str, end: BaseException) -> None:
     text = f"RuntimeError: the handler raised {type(end).__name__}: {end}".removesuffix(": ")
     assert error_in_letter(kind, on_bad(end)) == text
 
 
 @KINDS
 @EACH_END
-def test_with_raise_it_ends_the_loop_with_an_error_that_is_no_silent_end(
-    kind: str, end: BaseException
-) -> None:
+def test_with_raise_it_ends_the_loop_with_a_runtime_error(kind: str, end: BaseException) -> None:
     with pytest.raises(RuntimeError, match=f"the handler raised {type(end).__name__}") as raised:
         work(once_each(), kind, on_bad(end), on_error="raise")
     assert raised.value.__cause__ is end

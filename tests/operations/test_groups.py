@@ -27,9 +27,7 @@ from spark_mq.util.clock import SECOND
 # -- settings
 
 
-def test_settings_are_stored_with_the_group_and_obeyed_by_other_handles_from_their_next_operation(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_settings_are_stored_and_obeyed_by_other_handles(queue: Queue, clock: ManualClock) -> None:
     other = again(queue)
     queue.publish(["a", "b"])
     assert other.group().lease("w", max_messages=1) is not None
@@ -57,9 +55,7 @@ def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspel
     assert "Its name is like that of group 'billing'. If it is misspelt" in biling.getMessage()
 
 
-def test_what_has_finished_in_no_group_is_an_error_and_of_a_dropped_one_history_tells(
-    queue: Queue,
-) -> None:
+def test_history_tells_what_finished_in_a_dropped_group(queue: Queue) -> None:
     queue.publish("a")
     lease(queue, group="billing").ack()
     with pytest.raises(GroupNotFound, match=r"'biling'.*billing") as caught:
@@ -163,9 +159,7 @@ def test_jitter_is_drawn_for_each_settle(make: Make) -> None:
     assert 10 * SECOND < max(due) - min(due) <= 50 * SECOND
 
 
-def test_a_numbered_name_is_no_misspelling_of_another_number(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbered_names_are_no_misspellings(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     queue = make()
     for name in ("worker-1", "worker-2", "audit", "worker", "worker_10", "audit2"):
         queue.group(name).ensure()
@@ -211,9 +205,7 @@ def test_a_group_that_ceases_to_block_treats_what_blocked_as_it_now_wants(make: 
 # -- dropping a group
 
 
-def test_a_dropped_group_is_gone_with_its_leases_and_holds_back_no_trim(
-    make: Make, clock: ManualClock
-) -> None:
+def test_a_dropped_group_has_no_leases_and_holds_no_trim(make: Make, clock: ManualClock) -> None:
     queue = make(retention=0)
     queue.publish(["a"])
     taken = lease(queue, 1, group="old")
@@ -331,9 +323,7 @@ def test_a_message_that_a_hard_limit_drops_under_its_lease_is_lost_and_not_dead(
     assert queue.group().stats() == having(lost=2, dead=0, leased=1)
 
 
-def test_a_group_that_had_settled_all_loses_nothing_by_a_hard_limit(
-    make: Make, clock: ManualClock
-) -> None:
+def test_a_hard_limit_takes_nothing_that_is_settled(make: Make, clock: ManualClock) -> None:
     queue = make(hard_retention="1h")
     queue.publish(["a"])
     lease(queue).ack()
@@ -343,9 +333,7 @@ def test_a_group_that_had_settled_all_loses_nothing_by_a_hard_limit(
     assert take(queue.group()) == ["b"]
 
 
-def test_a_purge_drops_all_that_was_published_for_all_groups_and_fences_leases(
-    queue: Queue,
-) -> None:
+def test_a_purge_drops_all_for_all_groups_and_fences_leases(queue: Queue) -> None:
     assert queue.purge(queue.name) == PurgeResult(messages=0, files=0)
     queue.publish(["a", "b"])
     taken = lease(queue, 1)
@@ -359,9 +347,7 @@ def test_a_purge_drops_all_that_was_published_for_all_groups_and_fences_leases(
     assert take(queue.group("new")) == ["c"], "a new group starts at the horizon"
 
 
-def test_a_purge_counts_the_messages_that_it_drops_and_no_earlier_ones(
-    make: Make, clock: ManualClock
-) -> None:
+def test_a_purge_counts_what_it_drops_and_nothing_earlier(make: Make, clock: ManualClock) -> None:
     queue = trimmable(make, clock)
     assert trim(queue) == 3
     queue.publish(["d", "e"])

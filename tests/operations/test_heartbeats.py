@@ -116,9 +116,7 @@ def test_a_worker_writes_once_in_30_seconds(
     assert len({path for path in written if path.startswith("_workers/")}) == 1
 
 
-def test_a_longer_interval_is_kept_and_delays_the_state_gone(
-    queue: Queue, clock: LookClock
-) -> None:
+def test_within_a_longer_interval_a_worker_is_not_gone(queue: Queue, clock: LookClock) -> None:
     group = queue.group().ensure()
     with working(group, heartbeat="10m"):
         until(group.workers)
@@ -148,9 +146,7 @@ def test_a_killed_worker_is_gone_after_a_minute_and_its_file_after_a_day(
     assert (group.workers(), files_of(queue)) == ([], [])
 
 
-def test_a_worker_in_a_handler_is_busy_also_without_a_lease(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_a_worker_in_a_handler_is_busy_without_a_lease(queue: Queue, clock: ManualClock) -> None:
     group, handler = queue.group().ensure(), HeldHandler()
     queue.publish(["a"])
     with working(group, handler, worker_id="w-1", ack="on_receive"):
@@ -223,9 +219,7 @@ def test_a_store_that_refuses_heartbeats_does_not_disturb_the_work(
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_a_store_that_hangs_delays_the_end_by_a_second_at_most(
-    queue: Queue, byte_store: ByteStore
-) -> None:
+def test_a_store_that_hangs_delays_the_end_by_a_second(queue: Queue, byte_store: ByteStore) -> None:
     hangs, go_on = threading.Event(), threading.Event()
 
     def hang(call: Call) -> Any:

@@ -183,7 +183,7 @@ def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: StreamS
     assert len(place.calls) == 60
 
 
-def test_a_stream_hears_of_a_message_of_another_process_and_of_one_that_is_released(
+def test_a_stream_hears_of_what_others_publish_or_release(
     place: Place, stream: StreamSource
 ) -> None:
     place.other.publish("a")
@@ -199,9 +199,7 @@ def test_a_stream_hears_of_a_message_of_another_process_and_of_one_that_is_relea
     assert stream.latest(start) != start
 
 
-def test_a_stream_looks_when_a_lease_of_another_process_has_expired(
-    place: Place, stream: StreamSource
-) -> None:
+def test_a_stream_looks_when_a_lease_of_others_expired(place: Place, stream: StreamSource) -> None:
     place.other.publish("a")
     assert place.other.group().lease("theirs", visibility_timeout="10s") is not None
     place.advance(POLL)

@@ -303,9 +303,7 @@ def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event() -> Non
     assert stop.is_set()
 
 
-def test_a_process_may_go_on_after_a_block_that_sigterm_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_goes_on_after_a_block_ended_by_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog of the block must not end it later."""
     gave_up = threading.Event()
     monkeypatch.setattr(shutdown, "_give_up", lambda _: gave_up.set())

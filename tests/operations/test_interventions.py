@@ -39,9 +39,7 @@ def test_messages_are_named_by_id_or_key(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("state", ["dead", "delayed"])
-def test_a_message_past_its_own_time_is_not_retried(
-    queue: Queue, clock: ManualClock, state: str
-) -> None:
+def test_an_expired_message_is_not_retried(queue: Queue, clock: ManualClock, state: str) -> None:
     """It would expire again before any worker gets it."""
     group = queue.group()
     group.configure(on_expired="dead_letter", retry_delay="10m")
@@ -62,9 +60,7 @@ def test_a_message_past_its_own_time_is_not_retried(
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("floor", ["below it", "at it"])
-def test_a_change_of_a_settled_message_changes_nothing_however_it_is_named(
-    queue: Queue, change: str, floor: str
-) -> None:
+def test_a_change_of_a_settled_message_does_nothing(queue: Queue, change: str, floor: str) -> None:
     """It is below the start sequence, or above it."""
     names = ["one", "two"] if floor == "at it" else ["two", "one"]
     s = queue.publish([Message("a", key=name, message_id=name) for name in names]).sequences
