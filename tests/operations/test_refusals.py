@@ -163,21 +163,25 @@ class Refusal(NamedTuple):
 
 
 def of(
-    door: str, option: str, values: list[Any], *words: str, reported: Any = None, **more: Any
+    doors: str, options: str, values: list[Any], *words: str, reported: Any = None, **more: Any
 ) -> list[Refusal]:
-    """Several wrong values of one option."""
-    shown = reported is None
-    return [Refusal(door, {option: value, **more}, words, reported, shown) for value in values]
+    """Several wrong values of an option. It may have other names, and other doors, after a bar."""
+    return [
+        Refusal(door, {option: value, **more}, words, reported, shown=reported is None)
+        for door in doors.split("|")
+        for option in options.split("|")
+        for value in values
+    ]
 
 
-def each(door: str, *words: str, **given: Any) -> list[Refusal]:
+def each(doors: str, *words: str, **given: Any) -> list[Refusal]:
     """A wrong value of each of several options."""
-    return [row for option, value in given.items() for row in of(door, option, [value], *words)]
+    return [row for option, value in given.items() for row in of(doors, option, [value], *words)]
 
 
-def row(door: str, given: dict[str, Any], *words: str, reported: Any = None) -> list[Refusal]:
+def row(doors: str, given: dict[str, Any], *words: str, reported: Any = None) -> list[Refusal]:
     """An option that the door does not have, or that does not go with the others."""
-    return [Refusal(door, given, words, reported)]
+    return [Refusal(door, given, words, reported) for door in doors.split("|")]
 
 
 NOT_DURATIONS = [-1, math.nan, True, "soon", timedelta(-1), "1" + "0" * 30]
@@ -188,6 +192,9 @@ NOT_SEQUENCES = [
 ]
 """What is given, and the value that is wrong in it."""
 NOT_NAMES = ["", "a b", "a'b", "x" * 129, "__horizon", 5]
+BY_ID = "group.ack|group.nack|group.reject|group.release"
+NAMING = "held.ack|held.nack|held.reject|group.ack|group.nack|new.lease"
+CHANGES = "group.discard|group.retry_now|group.dead_letter"
 TOO_SHORT = "is too short: give 1"
 NOT_POSITIONS = ["first", "2026-01-31T12:00:00", -1, True, 1.5, None, AWARE.date()]
 
@@ -196,16 +203,10 @@ SETTINGS = [
         reported=("storage_options", "str")),
     *of("Queue.create", "visibility_timeout", [*NOT_DURATIONS, None, 0, "0s"], "'30s'"),
     *of("memory_queue", "visibility_timeout", [0, None]),
-    *[
-        refusal
-        for name in ("retention", "clock_skew", "retry_delay", "max_retry_delay")
-        for refusal in of("Queue.create", name, [*NOT_DURATIONS, None], "zero or more")
-    ],
-    *[
-        refusal
-        for name in ("max_delivery_attempts", "max_in_flight", "max_tracked_ranges")
-        for refusal in of("Queue.create", name, NOT_COUNTS, "whole number")
-    ],
+    *of("Queue.create", "retention|clock_skew|retry_delay|max_retry_delay", [*NOT_DURATIONS, None],
+        "zero or more"),
+    *of("Queue.create", "max_delivery_attempts|max_in_flight|max_tracked_ranges", NOT_COUNTS,
+        "whole number"),
     *row("Queue.create", {"max_inflight": 3}, "did you mean 'max_in_flight'"),
     *each("Queue.create", breaker_threshold=0, breaker_reset_timeout=0, breaker_max_wait=0,
           on_reject="no", dedup_window="soon", dedup_until="done", delivery_delay=0, lanes=2_000),
@@ -288,8 +289,7 @@ PUBLISHING = [
                           reported=("value", type(value).__name__))
     ],
     *of("schedule", "name", ["a b", "__s"]),
-    *of("queue.pause_schedule", "name", ["a b"]),
-    *of("queue.remove_schedule", "name", ["a b"]),
+    *each("queue.pause_schedule|queue.remove_schedule", name="a b"),
     *row("schedule", {"cron": None, "every": None}),
     *row("schedule", {"cron": "0 2 * *", "every": None}),
     *row("schedule", {"timezone": "Berlin", "every": None, "cron": "0 2 * * *"}),
@@ -309,38 +309,23 @@ HANDLING = [
     *of("new.lease", "worker_id", NOT_NAMES, "letters"),
     *of("new.lease", "sequences", [range(0, 4000, 2)], "several leases, or give a range",
         reported=("sequences", 2_000)),
-    *of("held.extend", "timeout", [*NOT_DURATIONS, 0]),
-    *of("group.extend", "timeout", [*NOT_DURATIONS, 0]),
+    *of("held.extend|group.extend", "timeout", [*NOT_DURATIONS, 0]),
     *of("held.nack", "delay", NOT_DURATIONS),
-    *of("held.release", "delay", [-1, "soon", True]),
-    *of("group.release", "delay", [-1, "soon", True]),
-    *of("held.nack", "error", [5, b"bytes", ["x"], ValueError("x")]),
-    *of("held.reject", "error", [5, b"bytes", ["x"], ValueError("x")]),
+    *of("held.release|group.release", "delay", [-1, "soon", True]),
+    *of("held.nack|held.reject", "error", [5, b"bytes", ["x"], ValueError("x")]),
+    *of(BY_ID, "lease_id", [None, 5, "\ud800"]),
+    *of(BY_ID, "lease_id", [b"x"], reported=("lease_id", b"x"[0])),
+    *of(BY_ID, "lease_id", [[""]], reported=("lease_id", "")),
     *[
         refusal
-        for verb in ("ack", "nack", "reject", "release")
-        for refusal in (
-            *of(f"group.{verb}", "lease_id", [None, 5, "\ud800"]),
-            *of(f"group.{verb}", "lease_id", [b"x"], reported=("lease_id", b"x"[0])),
-            *of(f"group.{verb}", "lease_id", [[""]], reported=("lease_id", "")),
-        )
-    ],
-    *[
-        Refusal(door, {"sequences": given}, ("sequence",), ("sequences", wrong))
-        for door in ("held.ack", "held.nack", "held.reject", "group.ack", "group.nack", "new.lease")
         for given, wrong in NOT_SEQUENCES
+        for refusal in of(NAMING, "sequences", [given], "sequence", reported=("sequences", wrong))
     ],
-    *[
-        refusal
-        for door in ("group.discard", "group.retry_now", "group.dead_letter")
-        for refusal in (
-            *row(door, {}, "name messages by one of", reported=("sequences", None)),
-            *row(door, {"sequences": 1, "key": "k"}, "name messages by one of"),
-            *of(door, "sequences", ["1"], "'1' is not a sequence", reported=("sequences", "1")),
-            *of(door, "sequences", [-1], "-1 is not a sequence", reported=("sequences", -1)),
-            *each(door, sequences=1 << 40, message_id="nobody", key=5),
-        )
-    ],
+    *row(CHANGES, {}, "name messages by one of", reported=("sequences", None)),
+    *row(CHANGES, {"sequences": 1, "key": "k"}, "name messages by one of"),
+    *of(CHANGES, "sequences", ["1"], "'1' is not a sequence", reported=("sequences", "1")),
+    *of(CHANGES, "sequences", [-1], "-1 is not a sequence", reported=("sequences", -1)),
+    *each(CHANGES, sequences=1 << 40, message_id="nobody", key=5),
     *of("Retry", "delay", ["soon"]),
     *of("Retry", "delay", ["busy", "the other side is busy"], "not a duration", "Retry(error='"),
     *of("Reject", "error", ["30s", " 5 minutes", 30, 0.5, timedelta(minutes=1)], "is a duration",
@@ -367,18 +352,13 @@ HANDLING = [
     *of("work by message", "timeout", ["30m", "1h", 0, -1, "x"]),
     *each("new.lease", TOO_SHORT, visibility_timeout="1ms"),
     *each("work", TOO_SHORT, visibility_timeout=0.001, max_lease_duration="1ms"),
-    *each("work by message", TOO_SHORT, timeout="1ms"),
-    *each("held.extend", TOO_SHORT, timeout="1ms"),
-    *each("group.extend", TOO_SHORT, timeout="1ms"),
+    *each("work by message|held.extend|group.extend", TOO_SHORT, timeout="1ms"),
     *each("keep_alive", TOO_SHORT, max_lease_duration="1ms"),
 ]  # fmt: skip
 
 LOOKING = [
-    *[
-        refusal
-        for door in ("queue.peek", "queue.find", "queue.trace", "group.peek")
-        for refusal in each(door, "is not text: give a str", key=7, message_id=7)
-    ],
+    *each("queue.peek|queue.find|queue.trace|group.peek", "is not text: give a str", key=7,
+          message_id=7),
     *of("queue.locate", "message_id", [7], "is not text: give a str"),
     *of("group.peek", "state", ["lost"]),
     *of("queue.locate", "message_id", ["z"], "has this id"),
@@ -393,8 +373,8 @@ LOOKING = [
     *row("queue.locate", {}, "one kind of name", reported=("sequence", None)),
     *row("queue.locate", {"sequence": 1, "message_id": "x"}, "one kind of name"),
     *of("queue.finished", "outcome", ["dead-lettered"], "dead_lettered"),
-    *of("queue.changes", "group", [7, b"g", ["g"], "a group", ""], "is not a valid name"),
-    *of("queue.throughput", "group", [7, b"g", ["g"], "a group", ""], "is not a valid name"),
+    *of("queue.changes|queue.throughput", "group", [7, b"g", ["g"], "a group", ""],
+        "is not a valid name"),
     *each("queue.newest_dead_letters", n=0),
     *each("ordered_group.lanes", by="name", top=0),
     *each("plot.lanes", top=1_000),
