@@ -29,7 +29,6 @@ from support.limits import Limits
 from support.tables import add_values, checkpoint, messages_of
 
 from spark_mq import Message, Queue, errors
-from spark_mq.delta import tables
 from spark_mq.delta.cleanup import Keep
 from spark_mq.storage import archive_table
 from spark_mq.testing import ManualClock
@@ -168,23 +167,6 @@ def test_a_producers_receipt_outlives_the_log(queue: Queue) -> None:
     assert again(queue).last_producer_sequence("p") == 1
 
 
-def test_compacted_files_are_trimmed_as_their_newest_source_from_a_cleaned_log(
-    delta_queue: Make, clock: ManualClock
-) -> None:
-    queue = delta_queue(retention=0)
-    for value in "abc":
-        queue.publish(value)
-    DeltaTable(messages_of(queue).path).optimize.compact()
-    index_and_clean(queue)
-    clock.advance("1m")
-    lease(again(queue), 2).ack()
-    assert again(queue).sweep().trimmed_files == 0
-    assert len(data_files(queue)) == 2, "that of c, and the compacted one"
-    queue.group().seek("latest")
-    assert again(queue).sweep().trimmed_files == 1
-    assert data_files(queue) == set()
-
-
 # -- handles that knew the log before it was cleaned
 
 
@@ -318,22 +300,6 @@ def test_an_incomplete_checkpoint_frees_no_commit(queue: Queue) -> None:
     assert rows_at(queue, 4, 5, 6) == [4, 5, 6]
 
 
-@pytest.mark.parametrize("at", [1, 2, 4])
-def test_a_clean_killed_at_any_step_and_repeated_ends_the_same(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    publish_and_index(queue, "abcde")
-    files = messages_of(queue).files
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "delete", Injected(files.delete, after=die, at=at))
-        with pytest.raises(Killed):
-            clean_messages(queue)
-    assert again(queue).stats()["published"] == 5
-    clean_messages(again(queue))
-    assert json_versions(queue) == [5]
-    assert again(queue).stats()["published"] == 5
-
-
 # -- writing it down, under faults
 
 
@@ -459,48 +425,6 @@ def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) 
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
-
-
-def test_a_sweeper_stops_at_its_checkpoint_and_another_one_cleans_beyond_it(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for value in "ab":
-        queue.publish(value)
-    index_commits(queue)
-    two = again(queue)
-
-    def meanwhile() -> None:
-        monkeypatch.undo()
-        two.publish("c")
-        index_and_clean(two)
-
-    injected = Injected(tables.encode_checkpoint, before=meanwhile)
-    monkeypatch.setattr(tables, "encode_checkpoint", injected)
-    assert clean_messages(queue) <= 1, "at most the checkpoint that was overtaken"
-    assert injected.calls == 1
-    assert counted(queue) == counted(again(queue)) == [1, 2, 3]
-
-
-def test_two_sweepers_tidy_commits_at_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
-) -> None:
-    limits(index_files=1, sweep_interval=1)
-
-    def more() -> None:
-        for value in "ab":
-            queue.publish(value)
-            index_commits(queue)
-
-    def meanwhile() -> None:
-        more()
-        assert messages_of(again(queue)).commits.clean(ALL) > 0
-
-    more()
-    injected = Injected(tables.encode_checkpoint, before=meanwhile)
-    monkeypatch.setattr(tables, "encode_checkpoint", injected)
-    assert messages_of(again(queue)).commits.clean(ALL) <= 1, "at most the checkpoint overtaken"
-    assert injected.calls == 2
-    assert again(queue).stats()["published"] == 4
 
 
 def _publish(path: str, count: int) -> list[int]:

@@ -18,14 +18,7 @@ from support.handles import again, once
 from support.handles import lease as take
 from support.tables import add_file, context_of, messages_of, on_write
 
-from spark_mq import (
-    Lease,
-    Message,
-    Queue,
-    SettleResult,
-    errors,
-    testing,
-)
+from spark_mq import Lease, Message, Queue, SettleResult, errors, testing
 from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import to_datetime

@@ -763,8 +763,7 @@ def test_a_writer_waits_for_the_commit_of_the_one_before_it(
 
 
 @pytest.mark.parametrize(
-    ("named", "known"),
-    [(0.2, 0.35), (-3.0, 0.25), (1e9, 0.75), (float("inf"), 0.75), ("x", 0.5)],
+    ("named", "known"), [(0.2, 0.35), (-3.0, 0.25), (1e9, 0.75), (float("inf"), 0.75), ("x", 0.5)]
 )
 def test_the_cycle_that_a_commit_names_stops_nobody_for_long(named: Any, known: float) -> None:
     peers = Peers()

@@ -11,16 +11,7 @@ from typing import Any
 
 import pytest
 from support.disks import SizeLimit, TmpFs, disk_at
-from support.handles import (
-    again,
-    archive,
-    housekeep,
-    index_commits,
-    lease,
-    route,
-    sweep,
-    trim,
-)
+from support.handles import again, archive, housekeep, index_commits, lease, route, sweep, trim
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue, errors

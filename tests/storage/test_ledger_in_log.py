@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.handles import again, history, lease
-from support.limits import Limits, keeping
+from support.limits import Limits
 from support.readers import reads_beside_a_writer
 from support.tables import ledgers_of
 
@@ -263,16 +263,6 @@ def test_a_disk_that_refuses_the_repair_does_not_stop_a_commit(
     monkeypatch.setattr("spark_mq.storage.ledger_table.secure_files", refuse)
     assert lease(fresh, 1, "other")
     assert "were not checked: no" in caplog.text
-
-
-def test_a_checkpoint_names_only_files_that_are_there(
-    queue: Queue, damage: Callable[[Path], object]
-) -> None:
-    path, data = damaged(queue, damage)
-    table = ledgers_of(again(queue))
-    with keeping(0, 0.0):
-        table.clean(table.version())
-    assert path.read_bytes() == data
 
 
 def test_a_sweep_secures_the_files_of_another_engines_checkpoint(queue: Queue) -> None:

@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
-from support.handles import Injected, again, housekeep, lease, notes, on_commit, until
+from support.handles import Injected, again, housekeep, lease, notes, on_commit
 from support.limits import Limits
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of
@@ -69,11 +69,7 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
     """
     queue.publish([str(n) for n in range(40)])
     queue.group().ensure()
-    past = Path(
-        ledgers_of(queue).path,
-        "_delta_log",
-        f"{ledgers_of(queue).version() + 1:020}.json",
-    )
+    past = Path(ledgers_of(queue).path, "_delta_log", f"{ledgers_of(queue).version() + 1:020}.json")
     other = again(queue)
 
     def meanwhile() -> None:
@@ -492,31 +488,3 @@ def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
     # A starved one ends with ContentionTimeout. Measured apart, with four busy processes on two
     # cores: 6 to 28 s. Without the pauses of the others it starves.
     assert took < (120 if apart else 60), f"{took:.1f} s beside {hammered} commits of the others"
-
-
-@pytest.mark.slow
-def test_a_swap_of_the_whole_table_gets_its_turn_beside_busy_groups(
-    queue: Queue, machines: Any
-) -> None:
-    """It is refused after any commit.
-
-    Of 3 processes that commit without a pause there always is one.
-    """
-    queue.publish([str(n) for n in range(100)])
-    for name in ("g", *(f"old-{number}" for number in range(5))):
-        queue.group(name).ensure()
-    with multiprocessing.get_context("spawn").Manager() as manager:
-        stop = manager.Event()
-        fast = [machines.apply_async(_hammer, (queue.path, "g", stop)) for _ in range(3)]
-        try:
-            before = ledgers_of(queue).version()
-            until(lambda: ledgers_of(queue).version() > before + 20)
-            started = time.monotonic()
-            for number in range(5):
-                queue.drop_group(f"old-{number}")
-            took = time.monotonic() - started
-        finally:
-            stop.set()
-        hammered = [result.get(timeout=60) for result in fast]
-    assert queue.groups() == ["g"]
-    assert took < 45, f"{took:.1f} s beside {hammered}"

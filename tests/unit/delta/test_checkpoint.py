@@ -16,11 +16,7 @@ from spark_mq.delta.actions import AddFile, Change, checkpoint_path, encode_acti
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import last_checkpoint
-from spark_mq.delta.tables import (
-    KEPT_BY_THE_SWEEP,
-    create_table,
-    write_checkpoint,
-)
+from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table, write_checkpoint
 from spark_mq.errors import CorruptLog
 
 SCHEMA = pa.schema([("part", pa.string()), ("value", pa.int64())])

@@ -292,10 +292,7 @@ def test_syncs_at_the_end_of_the_interpreter_run_in_the_calling_thread(
 @pytest.mark.parametrize("crash", [True, False], ids=["crash", "error"])
 @pytest.mark.parametrize("step", range(9))
 def test_a_failure_at_any_step_leaves_no_half_file(
-    operation: str,
-    crash: bool,
-    step: int,
-    tmp_path: Path,
+    operation: str, crash: bool, step: int, tmp_path: Path
 ) -> None:
     good = ObjectStore(str(tmp_path / "root"))
     if operation == "write":
@@ -355,8 +352,7 @@ def test_stale_temporaries_are_hidden_and_deleted_by_age(tmp_path: Path) -> None
 
 
 def test_absolute_path_makes_local_paths_absolute(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert absolute_path("a/../b") == str(tmp_path / "b")

@@ -290,10 +290,7 @@ def test_credentials_are_renewed_before_they_expire(
 
 
 def test_a_catalog_that_is_down_stops_nobody_while_credentials_are_valid(
-    credentials: VendedCredentials,
-    ask: Answers,
-    clock: Clock,
-    caplog: pytest.LogCaptureFixture,
+    credentials: VendedCredentials, ask: Answers, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     credentials()
     ask.failure = ConnectionError("down")

@@ -47,11 +47,7 @@ def written(folder: Path, widths: list[int], **options: object) -> FileSlice:
 widths = st.lists(st.sampled_from([0, 1, 1_000, 100_000, MB]), min_size=1, max_size=40)
 
 
-@given(
-    st.lists(widths, min_size=1, max_size=3),
-    st.integers(1, 50),
-    st.integers(1, 4 * MB),
-)
+@given(st.lists(widths, min_size=1, max_size=3), st.integers(1, 50), st.integers(1, 4 * MB))
 def test_each_message_is_in_one_part_and_parts_fit(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], most: int, size: int
 ) -> None:

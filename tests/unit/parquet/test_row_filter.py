@@ -43,8 +43,7 @@ def table(rows: list[Row]) -> pa.Table:
 words = st.sampled_from(["", "a", "ab", "b", "é", "A"])
 rows = st.lists(
     st.tuples(
-        st.none() | words,
-        st.none() | st.lists(st.tuples(words, st.none() | words), max_size=3),
+        st.none() | words, st.none() | st.lists(st.tuples(words, st.none() | words), max_size=3)
     ),
     max_size=12,
 )
