@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.handles import Killed, again, die, housekeep, lease, on_commit, once, take_all
+from support.handles import Killed, again, die, lease, on_commit, once, take_all
 from support.having import having
 from support.tables import context_of, messages_of, on_publish
 
@@ -452,16 +452,3 @@ def test_an_entry_of_another_version_is_named(queue: Queue, done: Queue) -> None
             call()
     with pytest.raises(BatchClosed):
         queue.publish(["c"], batch_id="b")
-
-
-@pytest.mark.slow
-def test_batches_stay_with_configure_and_a_checkpoint(queue: Queue, done: Queue) -> None:
-    publish_and_close(queue, done, "a")
-    queue.configure(retention="1d")
-    for _ in range(120):
-        queue.publish("x")
-    ack_all(queue)
-    housekeep(queue, keep_versions=0, keep_seconds=0)
-    assert again(queue).batches() == [having(state="closed", messages=1, settled=1)]
-    again(queue).sweep()
-    assert len(completions(done)) == 1

@@ -14,7 +14,6 @@ from support.people import own_user
 from support.tables import messages_of
 
 from spark_mq import InvalidOption, Queue
-from spark_mq.testing import ManualClock
 
 Make = Callable[..., Queue]
 
@@ -111,20 +110,6 @@ def test_a_letter_that_a_redrive_takes_meanwhile_is_published_and_not_counted(
     assert queue.discard_dead_letters(where="true").messages == 1
     assert [message.message_id for message in lease(queue, 9).messages] == ["id-0"]
     assert left(queue) == []
-
-
-def test_letters_of_another_queue_stay(
-    delta_queue: Make, tmp_path: Path, clock: ManualClock
-) -> None:
-    shared = delta_queue().path
-    one, two = (
-        Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock)
-        for name in ("one", "two")
-    )
-    with_dead(one, ["a"])
-    with_dead(two, ["b", "c"])
-    assert one.discard_dead_letters(where="true").messages == 1
-    assert (left(one), left(two)) == ([], ["id-0", "id-1"])
 
 
 def test_a_letter_without_a_payload_can_be_discarded(delta_queue: Make) -> None:

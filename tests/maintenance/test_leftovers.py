@@ -119,18 +119,6 @@ def test_a_file_of_another_writer_stays_for_a_week(delta_queue: Make, clock: Man
     assert not foreign.exists()
 
 
-def test_the_letters_of_a_routing_that_died_go_too(queue: Queue, clock: ManualClock) -> None:
-    queue.publish(["bad"])
-    lease(queue, 1).reject()
-    queue.sweep()
-    dead = queue.dead_letters
-    die_in_a_publish(dead)
-    assert len(data_files(dead)) == 2
-    age(dead, clock, 25)
-    queue.sweep()
-    assert len(data_files(dead)) == 1
-
-
 @pytest.mark.parametrize("ids", [False, True])
 def test_a_publish_that_froze_before_its_commit_writes_its_file_again(
     make: Make, clock: ManualClock, ids: bool
@@ -286,8 +274,10 @@ def test_letters_move_although_the_list_of_leftovers_is_gone(
     lease(queue, 1).reject()
     for one in (queue, queue.dead_letters):
         die_in_a_publish(one)
+        assert len(data_files(one)) == 2
         age(one, clock, 25)
         queue.sweep()
+        assert len(data_files(one)) == 1
         files = messages_of(one).files
         files.delete_many([info.path for info in files.list("_leftovers")])
     restored = again(queue)

@@ -227,17 +227,6 @@ def test_commits_of_before_a_cleaning_lose_no_message(delta_queue: Make) -> None
     assert late(queue.path).sweep().routed == 0
 
 
-def test_a_queue_whose_tables_agree_needs_nothing(past: Past, tmp_path: Path) -> None:
-    for time in ("old", "new"):
-        shutil.copytree(past.root / time, tmp_path / time)
-        queue = late(tmp_path / time)
-        report = queue.recover()
-        assert not report.needed
-        assert "forgotten: 0" in str(report)
-        queue.publish(["x"])
-        queue.sweep()
-
-
 def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_path: Path) -> None:
     tables = ("messages", "history")
     steps = 0

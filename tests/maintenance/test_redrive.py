@@ -162,18 +162,19 @@ def test_two_redrives_at_once_publish_each_once(
     assert sorted(back(queue)) == ["0", "1", "2"]
 
 
-def test_queues_that_share_a_dead_letter_queue_get_back_their_own(
+def test_queues_that_share_a_dead_letter_queue_change_their_own(
     delta_queue: Make, tmp_path: Path, clock: ManualClock
 ) -> None:
     shared = delta_queue().path
-    one, two = (
+    one, two, three = (
         Queue.create(tmp_path / name, dead_letter_path=shared, clock=clock)
-        for name in ("one", "two")
+        for name in ("one", "two", "three")
     )
-    with_dead(one, ["a"])
-    with_dead(two, ["b", "c"])
-    assert (one.redrive().messages, two.redrive().messages) == (1, 2)
-    assert (back(one), back(two)) == (["0"], ["0", "1"])
+    for queue, errors in ((one, "a"), (two, "bc"), (three, "d")):
+        with_dead(queue, [*errors])
+    assert one.discard_dead_letters(where="true").messages == 1
+    assert (two.redrive().messages, three.redrive().messages) == (2, 1)
+    assert (back(one), back(two), back(three)) == ([], ["0", "1"], ["0"])
 
 
 def test_a_purged_dead_letter_queue_is_no_damage(

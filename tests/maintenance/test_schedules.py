@@ -309,11 +309,12 @@ def test_a_schedule_that_waits_for_a_sweep_is_a_problem_if_it_catches_up(
     assert queue.health().healthy
 
 
-def test_schedules_stay_with_configure_purge_and_a_checkpoint(
+def test_schedules_and_batches_stay_with_configure_purge_and_a_checkpoint(
     queue: Queue, clock: ManualClock
 ) -> None:
     queue.schedule("s", every="1h", message="x")
     queue.schedule("other", cron="* * * * *", message=b"\xff")
+    queue.publish("x", batch_id="b")
     before = entries(queue)
     queue.configure(retention="1d")
     queue.purge(queue.name)
@@ -350,9 +351,9 @@ def test_other_engines_read_the_table_and_its_schedules(delta_queue: Make) -> No
     assert (entry["every"], entry["text"], entry["format"]) == (3_600_000_000, "x", 1)
 
 
-def test_a_dead_letter_queue_has_no_schedules(make: Make) -> None:
+def test_a_dead_letter_queue_has_no_schedules(queue: Queue) -> None:
     with pytest.raises(InvalidOption, match="is a dead-letter queue"):
-        make().dead_letters.schedule("s", every="1h", message="x")
+        queue.dead_letters.schedule("s", every="1h", message="x")
 
 
 def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(

@@ -385,18 +385,6 @@ def test_a_sweeper_stops_at_any_call_and_another_one_cleans_all_that_it_has_seen
     assert lease(queue).ack().settled == 1
 
 
-def test_a_checkpoint_that_cannot_be_read_is_reported(delta_queue: Make, limits: Limits) -> None:
-    limits(sweep_interval=0)  # each sweep reads the last checkpoint
-    queue = delta_queue()
-    queue.publish("a")
-    cycle(queue, 3)
-    housekeep(queue)
-    (file,) = Path(ledgers_of(queue).path, "_delta_log").glob("*.checkpoint.parquet")
-    file.write_bytes(b"PAR1")
-    with pytest.raises(errors.CorruptLog, match=file.name):
-        queue.sweep()
-
-
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.parametrize(
     ("step", "at"),
@@ -449,41 +437,6 @@ def files_of(queue: Queue, table: str) -> set[Path]:
     """The data files of a table that are on the disk."""
     paths = Path(queue.path, table).rglob("*.parquet")
     return {path for path in paths if "_delta_log" not in path.parts}
-
-
-def test_files_of_lost_races_are_cleaned_away(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer that died before its commit leaves its data file behind.
-
-    The first sweep finds those that are old, and the second deletes them.
-    """
-    queue = delta_queue()
-    queue.publish([str(n) for n in range(10)])
-    queue.group().ensure()
-    other = again(queue)
-
-    def lose() -> None:
-        lease(other, 1)
-        die()
-
-    for _ in range(3):
-        with monkeypatch.context() as patch:
-            on_commit(patch, "leases", before=lose)
-            with pytest.raises(Killed):
-                lease(queue, 1)
-        lease(queue, 1)
-    for _ in range(2):
-        housekeep(queue, keep_versions=0, keep_seconds=0)
-    young = files_of(queue, "leases")
-    assert len(young) == 5  # two of the group's last commit, and those of the dead
-    make_old(*young)
-    assert housekeep(queue, keep_versions=0, keep_seconds=0) >= 3
-    assert len(files_of(queue, "leases")) == 1
-    latest = ledgers_of(queue).log.refresh().version
-    housekeep(queue, keep_versions=0, keep_seconds=0)
-    assert ledgers_of(queue).log.refresh().version == latest  # nothing more to find
-    assert again(queue).group().stats().leased == 6
 
 
 def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
