@@ -10,7 +10,7 @@ from support.handles import again, lease, trim
 from support.queues import Make
 from support.tables import messages_of
 
-from spark_mq import Message
+from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
 from spark_mq.testing import ManualClock
 
@@ -28,8 +28,7 @@ def test_a_change_is_stored_and_the_rest_stays(make: Make) -> None:
     assert (after.queue_id, after.home) == (before.queue_id, before.home)
 
 
-def test_an_open_handle_obeys_once_it_has_looked(make: Make) -> None:
-    queue = make()
+def test_an_open_handle_obeys_once_it_has_looked(queue: Queue) -> None:
     other = again(queue)
     queue.publish("a")
     queue.configure(delivery_delay="1h")
@@ -42,8 +41,7 @@ def test_an_open_handle_obeys_once_it_has_looked(make: Make) -> None:
 
 
 @pytest.mark.parametrize("look", ["stats", "sweep", "lease", "describe"])
-def test_each_look_sees_the_change(make: Make, look: str) -> None:
-    queue = make()
+def test_each_look_sees_the_change(queue: Queue, look: str) -> None:
     other, group = again(queue), queue.group().ensure()
     other.stats()
     queue.configure(delivery_delay="1h")
@@ -76,8 +74,8 @@ def test_a_dedup_window_can_be_added(make: Make) -> None:
     assert again(queue).publish(Message("a", dedup_id="1")).published == 0
 
 
-def test_an_unchanged_setting_makes_no_commit(delta_queue: Make) -> None:
-    queue = delta_queue(retention="2d")
+def test_an_unchanged_setting_makes_no_commit(make: Make) -> None:
+    queue = make(retention="2d")
     version = messages_of(queue).index().version
     queue.configure(retention="2d")
     queue.configure()
@@ -86,8 +84,7 @@ def test_an_unchanged_setting_makes_no_commit(delta_queue: Make) -> None:
     assert messages_of(queue).index().version == version + 1
 
 
-def test_changes_at_once_are_all_kept(delta_queue: Make) -> None:
-    queue = delta_queue()
+def test_changes_at_once_are_all_kept(queue: Queue) -> None:
     first, second = again(queue), again(queue)
     first.stats()
     second.stats()

@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from support.handles import again, lease, once, take, trim, trimmable
 from support.having import having
 from support.queues import Make
-from support.tables import group_ledger_of, messages_of, on_write
+from support.tables import group_ledger_of, ledgers_of, messages_of, on_write
 
 from spark_mq import ConsumerGroup, PurgeResult, Queue
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, LeaseLost
@@ -93,23 +92,16 @@ LOOKS: dict[str, Callable[[ConsumerGroup], Any]] = {
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_group_that_is_not_there_is_named_with_the_nearest(queue: Queue, look: str) -> None:
     queue.publish("a")
+    files = ledgers_of(queue).files.list_all("")
     with pytest.raises(GroupNotFound, match=r"no consumer group 'default'.*ensure"):
         LOOKS[look](queue.group())
+    assert ledgers_of(queue).files.list_all("") == files
     queue.group("billing").ensure()
     for handle in (queue, again(queue)):
         with pytest.raises(GroupNotFound, match=r"'biling' in .*Did you mean 'billing'") as caught:
             LOOKS[look](handle.group("biling"))
         assert caught.value.data["group"] == "biling"
     assert queue.groups() == ["billing"]
-
-
-@pytest.mark.parametrize("look", ["expire", "resume", "unblock"])
-def test_a_group_that_is_not_there_leaves_no_file(tmp_path: Path, look: str) -> None:
-    queue = Queue.create(tmp_path / "orders")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(GroupNotFound):
-        LOOKS[look](queue.group())
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_create_a_handle_creates_no_group(queue: Queue) -> None:
