@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.handles import again, take, take_all, trim
+from support.handles import again, lease, take, take_all, trim
 
 from spark_mq import Message, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost
@@ -26,26 +26,27 @@ def queue(make: Make) -> Queue:
     return queue
 
 
+def check_order(texts: list[str], count: int) -> None:
+    """Each key has so many messages, in order."""
+    for key in "ab":
+        assert [text for text in texts if text[0] == key] == [f"{key}{n}" for n in range(count)]
+
+
 def test_a_seek_starts_each_key_again_in_order(queue: Queue, clock: ManualClock) -> None:
-    group = queue.group()
     for start in (0, 4):
         queue.publish([Message(f"{key}{start + n}", key=key) for n in range(4) for key in "ab"])
-    held = group.lease("slow", max_messages=3)
-    assert held is not None
-    group.seek("earliest")
+    held = lease(queue, 3)
+    queue.group().seek("earliest")
     with pytest.raises(LeaseLost, match="unread"):
         held.ack()
-    found = take_all(group)
-    for key in "ab":
-        assert [text for text in found if text[0] == key] == [f"{key}{n}" for n in range(8)]
+    check_order(take_all(queue.group()), 8)
 
 
 def test_a_hard_limit_frees_the_lane_of_what_it_drops(queue: Queue, clock: ManualClock) -> None:
     group = queue.group()
     queue.publish([Message("a1", key="a")])
     for _ in range(group.settings.max_delivery_attempts or 0):
-        lease = group.lease("w", max_messages=1)
-        lease.nack(delay=0)
+        lease(queue).nack(delay=0)
     queue.publish([Message("a2", key="a")])
     with pytest.raises(GroupBlocked, match="max_delivery_attempts"):
         take(group)
@@ -60,14 +61,10 @@ def test_a_trim_keeps_the_lanes_of_what_is_left(queue: Queue, clock: ManualClock
     group = queue.group()
     for n in range(6):
         queue.publish([Message(f"a{n}", key="a"), Message(f"b{n}", key="b")])
-    lease = group.lease("w", max_messages=5)
-    done = [m.text for m in lease.messages]
-    lease.ack()
+    done = take(group, 5)
     clock.advance("2h")
     assert trim(queue) >= 1
-    found = done + take_all(again(queue).group())
-    for key in "ab":
-        assert [text for text in found if text[0] == key] == [f"{key}{n}" for n in range(6)]
+    check_order(done + take_all(again(queue).group()), 6)
 
 
 def test_a_copy_of_a_queue_keeps_lanes_and_order(tmp_path: Path, clock: ManualClock) -> None:
@@ -75,7 +72,7 @@ def test_a_copy_of_a_queue_keeps_lanes_and_order(tmp_path: Path, clock: ManualCl
     queue.group().configure(order="key")
     for n in range(4):
         queue.publish([Message(f"a{n}", key="a"), Message(f"b{n}", key="b")])
-    held = queue.group().lease("w", max_messages=1)
+    held = lease(queue, 1)
     shutil.copytree(tmp_path / "q", tmp_path / "copy")
     copy = Queue.open(tmp_path / "copy", clock=clock)
     other = next(key for key in "ab" if key not in {m.key for m in held.messages})
@@ -92,8 +89,7 @@ def test_a_table_of_before_its_last_commits_recovers_in_order(
     queue.group().configure(order="key")
     queue.publish([Message(f"a{n}", key="a") for n in range(3)])
     shutil.copytree(tmp_path / "q" / "leases", tmp_path / "leases")
-    lease = queue.group().lease("w", max_messages=2)
-    lease.ack()
+    take(queue.group(), 2)
     shutil.rmtree(tmp_path / "q" / "leases")
     shutil.copytree(tmp_path / "leases", tmp_path / "q" / "leases")
     late = Queue.open(tmp_path / "q", clock=clock)

@@ -1,16 +1,20 @@
-"""Settle parts of several leases in one call."""
+"""Settle, release and extend parts of leases, and several leases in one call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import lease
+from support.handles import again, lease
 from support.tables import ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import LeaseLost
+from spark_mq.testing import ManualClock
+
+Make = Callable[..., Queue]
 
 
 @pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release"])
@@ -86,3 +90,102 @@ def test_after_an_ack_other_settles_of_the_message_do_nothing(queue: Queue, by: 
         settle = getattr(held if by == "the lease" else queue.group(), verb)
         settle = settle if by == "the lease" else partial(settle, held.lease_id)
         assert settle(sequences=message) == SettleResult(0, already_settled=1)
+
+
+# -- release for later, and extend
+
+
+def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
+    queue: Queue, clock: ManualClock
+) -> None:
+    first, _, third = queue.publish(["a", "b", "c"]).sequences
+    group, held = queue.group(), lease(queue, 3)
+    assert held.release([first], delay=30) == SettleResult(1)
+    assert group.release(held, held.messages[2], delay=10) == SettleResult(1)
+    assert held.ack() == SettleResult(1), "the object knows what it has released"
+    for pause, sequence in (("11s", third), ("20s", first)):
+        clock.advance(pause)
+        (message,) = lease(queue, 3).messages
+        assert (message.sequence, message.delivery_count) == (sequence, 1)
+
+
+def test_a_late_release_counts_and_its_delay_still_holds(queue: Queue, clock: ManualClock) -> None:
+    queue.publish("a")
+    held = lease(queue)
+    clock.advance("62s")
+    assert held.release(delay="5m") == SettleResult(1)
+    clock.advance("4m")
+    assert queue.group().lease("w") is None
+    clock.advance("61s")
+    assert lease(queue).messages[0].delivery_count == 2
+
+
+def test_an_extension_of_one_message_leaves_the_others_to_expire(
+    queue: Queue, clock: ManualClock
+) -> None:
+    first, second = queue.publish(["a", "b"]).sequences
+    held = lease(queue, 2)
+    deadline = held.expires_at
+    assert held.extend("10m", [second]) == SettleResult(1)
+    assert held.expires_at == deadline
+    clock.advance("62s")
+    assert [m.sequence for m in lease(queue, 2).messages] == [first]
+    with pytest.raises(LeaseLost) as lost:
+        held.extend("10m", [first, second])
+    assert [place for *place, _ in lost.value.data["lost"]] == [[first, first]]
+    assert lost.value.data["result"] == SettleResult(1)
+    assert held.ack([second]) == SettleResult(1)
+
+
+def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: ManualClock) -> None:
+    queue.publish(["a", "b", "c"])
+    group, one, two = queue.group(), lease(queue, 1), lease(queue, 2)
+    assert group.extend([one, two], "10m") == SettleResult(3)
+    assert group.extend({one: None, two: [two.messages[0].sequence]}, "20m") == SettleResult(2)
+    assert group.extend(two, "30m", two.messages[1]) == SettleResult(1)
+    clock.advance("15m")
+    assert group.lease("v", max_messages=3) is None
+    clock.advance("10m")
+    assert group.expire() == 2
+    assert group.stats().leased == 1
+
+
+def test_a_lease_is_extended_by_a_process_that_knows_none_of_the_later_messages(
+    delta_queue: Make,
+) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    held, other = lease(queue), Queue.open(queue.path)
+    for value in "bc":
+        other.publish(value)
+        lease(other)
+    assert held.extend("10m") == SettleResult(1)
+
+
+@pytest.mark.parametrize("looked", ["nobody", "a sweep", "a lease", "a sweep before that"])
+@pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release", "extend"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "named"])
+def test_a_late_settle_of_an_expired_message_does_the_same_whoever_looked_before(
+    make: Make, clock: ManualClock, verb: str, looked: str, whole: bool
+) -> None:
+    """Its lease and then its time to live have ended."""
+    queue = make(visibility_timeout="10s", clock_skew=0)
+    queue.publish([Message("a", expires_at="20s"), "b"])
+    held = lease(queue, 1)
+    if looked == "a sweep before that":
+        clock.advance("15s")
+        again(queue).sweep()
+    clock.advance("30s")
+    if looked == "a sweep":
+        again(queue).sweep()
+    if looked == "a lease":
+        assert [m.value for m in lease(again(queue)).messages] == [b"b"]
+    named = {} if whole else {"sequences": [held.messages[0].sequence]}
+    if whole and verb == "extend":
+        with pytest.raises(LeaseLost):
+            held.extend()
+    else:
+        assert getattr(held, verb)(**named) == SettleResult(0, already_settled=1)
+    again(queue).sweep()
+    stats = queue.group().stats()
+    assert (stats.expired, stats.acked, stats.dead) == (1, 0, 0)
