@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import working as worker
 from support.byte_store import ByteStore, Call
+from support.drivers import Checkpoint, MultiRunner, Runner, rows
 from support.handles import again, lease, route, until
 from support.limits import Limits
 from support.marks import slow
@@ -31,8 +32,6 @@ from spark_mq.ledger.commands import Command
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.ledger.settle import Settle
 from spark_mq.operations import payloads
-from spark_mq.streaming.multi_source import MultiQueueSource
-from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock, memory_queue
 
 Make = Callable[..., Queue]
@@ -48,12 +47,10 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
     return Outage(monkeypatch)
 
 
-def counts(queue: Queue) -> set[tuple[str, int, int]]:
+def counts(queue: Queue, group: str = "default") -> set[tuple[str, int, int]]:
     """State, deliveries and failures of what is in the ledger."""
-    return {
-        (r.state, r.delivery_count, r.failure_count)
-        for r in group_ledger_of(queue.group()).current()
-    }
+    ledger = group_ledger_of(queue.group(group)).current()
+    return {(r.state, r.delivery_count, r.failure_count) for r in ledger}
 
 
 def paths(queue: Queue) -> list[str]:
@@ -684,30 +681,13 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
 # -- streams
 
 
-class Alive:
-    def stop(self) -> None:
-        pass
-
-
-def stream_of(queue: Queue) -> StreamSource:
-    group = group_ledger_of(queue.group())
-    return StreamSource(group, StreamOptions(), keep_alive=lambda *_: Alive())
-
-
-def restarted(queue: Queue, offsets: list[Any]) -> Any:
-    """What a new runner plans, as Spark drives it after a crash: first what is logged, then what is
-    new.
-    """
-    source = stream_of(queue)
-    if not offsets:
-        offsets.append(source.initial())
-    plan = source.plan(offsets[-2], offsets[-1]) if len(offsets) > 1 else None
+def restarted(queue: Queue, checkpoint: Checkpoint) -> Any:
+    """What a new runner plans after a crash: first what is logged, then what is new."""
+    runner = Runner(queue, checkpoint, group="default")
+    plan = runner.plan() if runner.replays else None
     if plan is None or not plan.slices:
-        end = source.latest(offsets[-1])
-        if end == offsets[-1]:
-            return plan
-        offsets.append(end)
-        plan = source.plan(offsets[-2], end)
+        runner.commit()
+        plan = runner.begun()
     return plan
 
 
@@ -718,29 +698,25 @@ PAYLOADS = pytest.param(("payloads", READS), id="reads of payloads")
 def test_a_stream_restarted_in_an_outage_counts_nothing(
     delta_queue: Make, clock: ManualClock, outage: Outage, where: Any
 ) -> None:
-    queue, offsets = delta_queue(visibility_timeout="60d", max_delivery_attempts=3), list[Any]()
+    queue, checkpoint = delta_queue(visibility_timeout="60d", max_delivery_attempts=3), Checkpoint()
     queue.publish(["a", "b"])
     for count in (1, 2):  # a new batch, and its replay
         with outage.of(*where):
             for _ in range(TRIES):
                 clock.advance("1h")
                 with pytest.raises(errors.StorageError, match="out of reach"):
-                    restarted(queue, offsets)
-        plan = restarted(queue, offsets)
+                    restarted(queue, checkpoint)
+        plan = restarted(queue, checkpoint)
         assert [(r.message_count, r.delivery_count) for _, r in plan.slices] == [(2, count)]
 
 
 def test_what_spark_has_committed_is_acked_in_an_outage(queue: Queue, outage: Outage) -> None:
     queue.publish("a")
-    source = stream_of(queue)
-    offsets = [source.initial()]
-    offsets.append(source.latest(offsets[0]))
-    assert source.plan(*offsets).slices
+    runner = Runner(queue, group="default")
+    assert runner.batch().slices
     queue.publish("b")
-    with outage():
-        offsets.append(source.latest(offsets[1]))
-        with pytest.raises(errors.StorageError):
-            source.plan(offsets[1], offsets[2])
+    with outage(), pytest.raises(errors.StorageError):
+        runner.begun()
     assert queue.group().stats().acked == 1
     assert drained(queue) == [(b"b", 1)]
 
@@ -748,23 +724,18 @@ def test_what_spark_has_committed_is_acked_in_an_outage(queue: Queue, outage: Ou
 def test_a_stream_over_two_queues_goes_on_with_the_one_in_reach(
     clock: ManualClock, outage: Outage
 ) -> None:
-    one, two = memory_queue(clock), memory_queue(clock)
-    for queue in (one, two):
+    near, far = memory_queue(clock), memory_queue(clock)
+    for queue in (near, far):
         queue.publish("a")
-    groups = [group_ledger_of(queue.group()) for queue in (one, two)]
-    source, restarted = (
-        MultiQueueSource(groups, StreamOptions(), keep_alive=lambda *_: Alive()) for _ in range(2)
-    )
-    start = source.initial()
-    with outage(*paths(two)):
-        plans = source.plans(start, source.latest(start))
-        assert [ledger.queue_path for ledger, plan in plans if plan.slices] == [one.path]
-    assert counts(two) == set()
-    with outage(*paths(one)):
+    runner = MultiRunner([near, far])
+    with outage(*paths(far)):
+        assert {path for path, _ in rows(runner.begun())} == {near.path}
+    assert counts(far, "g") == set()
+    with outage(*paths(near)):
         for _ in range(20):
             with pytest.raises(errors.StorageError):
-                restarted.plans(start, {**start, "batch": 1})
-    assert {r.delivery_count for r in groups[0].current()} == {1}
+                MultiRunner([near, far], runner.checkpoint).plan()
+    assert counts(near, "g") == {("leased", 1, 0)}
 
 
 # -- dead letters
