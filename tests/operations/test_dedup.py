@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from support.tables import messages_of, on_publish
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog, DuplicatePublish, InvalidOption, StorageError
-from spark_mq.storage.id_files import IdBlock, block_path, head_of
 from spark_mq.testing import ManualClock
 
 
@@ -41,11 +39,6 @@ def published(queue: Queue) -> list[str]:
 
 def by_sequence(queue: Queue) -> dict[int, str]:
     return {message.sequence: message.text for message in lease(queue, 1_000).messages}
-
-
-def blocks_of(queue: Queue) -> Sequence[IdBlock]:
-    messages = messages_of(queue)
-    return messages.ids.load(head_of(messages.log.refresh().txns)).blocks
 
 
 def make_old(queue: Queue) -> None:
@@ -294,12 +287,13 @@ def test_the_files_of_ids_are_bounded(delta_queue: Make, clock: ManualClock) -> 
     for n in range(300):
         clock.advance(1)
         queue.publish(message(str(n)))
-    blocks = blocks_of(queue)
+    messages = messages_of(queue)
+    blocks = messages.load_ids(messages.log.refresh()).blocks
     assert sum(block.ref.count for block in blocks) <= 2 * 100 + 1
     assert len(blocks) <= 8
     assert len(id_paths(queue)) >= 300
     make_old(queue)
-    assert messages_of(queue).clean_ids() == 300 - len(blocks)
+    assert messages.clean_ids() == 300 - len(blocks)
     assert len(id_paths(queue)) == len(blocks)
     fresh = again(queue)
     assert fresh.publish([message(str(n)) for n in range(201, 300)]).duplicate
@@ -340,10 +334,9 @@ def test_a_publish_whose_ids_a_sweep_took_for_orphans_writes_them_again(
 def test_a_damaged_file_is_named_and_may_be_given_up(delta_queue: Make, damage: str) -> None:
     queue = delta_queue(dedup_window="1h")
     queue.publish([message("a"), message("b")])
+    (old,) = id_paths(queue)
     queue.publish(message("c"))
     queue.publish("no id")
-    _, block = blocks_of(queue)
-    (old,) = [path for path in id_paths(queue) if path.name in block_path(block.ref.name)]
     data = old.read_bytes()
     if damage == "gone":
         old.unlink()

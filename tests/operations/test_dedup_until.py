@@ -14,7 +14,6 @@ from support.tables import messages_of
 
 from spark_mq import Message, PublishReceipt, Queue
 from spark_mq.errors import CorruptLog
-from spark_mq.storage.id_files import head_of
 from spark_mq.testing import ManualClock
 
 
@@ -39,8 +38,8 @@ def holds(queue: Queue, one: str = "a") -> bool:
 
 def ids_kept(queue: Queue) -> int:
     messages = messages_of(queue)
-    window = messages.ids.load(head_of(messages.log.refresh().txns))
-    return sum(block.ref.count for block in window.blocks)
+    blocks = messages.load_ids(messages.log.refresh()).blocks
+    return sum(block.ref.count for block in blocks)
 
 
 # -- until it is settled
