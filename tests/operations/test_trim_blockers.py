@@ -26,9 +26,7 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
         queue.group(name).ensure()
     queue.publish(["a", "b"])
     take_all(queue.group("quick"))
-    report = queue.sweep()
-    assert report.trim_blocked_by == (), "nothing is old enough"
-    assert "blocked" not in str(report)
+    assert "blocked" not in str(queue.sweep()), "nothing is old enough"
     assert queue.stats()["trim_blocked_by"] == []
     clock.advance("2h")
     report = queue.sweep()
@@ -42,7 +40,6 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
     take_all(queue.group("stuck"))
     assert queue.sweep().trim_blocked_by == ()
     assert queue.stats()["trim_blocked_by"] == []
-    assert queue.horizon() > 0
 
 
 # -- groups without activity
