@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import pytest
 from support.handles import (
-    Killed,
     again,
     archive,
-    die,
     history,
+    killed,
     lease,
     on_commit,
     route,
@@ -26,14 +25,13 @@ from support.handles import (
     trimmable,
 )
 from support.having import having
+from support.queues import Make
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.maintenance.sweep import publish_due
 from spark_mq.operations.batches import complete_batch
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 class Chore(NamedTuple):
@@ -153,10 +151,8 @@ def test_killed_at_any_commit_and_repeated_it_happens_once(
 ) -> None:
     chore = CHORES[name]
     queue = chore.prepare(make, clock)
-    with pytest.MonkeyPatch.context() as patch:
-        on_commit(patch, "", at=at, **{when: die})
-        with pytest.raises(Killed):
-            chore.run(queue)
+    with killed(at=at, when=when):
+        chore.run(queue)
     survivor = again(queue)
     was_counted = at > chore.counted or (at, when) == (chore.counted, "after")
     assert chore.run(survivor) == (0 if was_counted else chore.count)

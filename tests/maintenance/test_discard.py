@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.handles import Killed, again, die, lease, on_commit
+from support.handles import again, killed, lease, on_commit
 from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
 from support.people import own_user
+from support.queues import Make
 from support.tables import messages_of
 
 from spark_mq import InvalidOption, Queue
-
-Make = Callable[..., Queue]
 
 
 def left(queue: Queue) -> list[Any]:
@@ -78,15 +76,11 @@ def test_a_condition_that_fails_at_a_later_letter_discards_nothing(
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
-def test_a_killed_discard_is_finished_by_the_next(
-    make: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits, dies: str
-) -> None:
+def test_a_killed_discard_is_finished_by_the_next(make: Make, limits: Limits, dies: str) -> None:
     queue = with_dead(make(), ["spam", "bad", "spam", "spam"])
     limits(discard_chunk=2)
-    with monkeypatch.context() as patch:
-        on_commit(patch, "dead_letters/leases", at=2, **{dies: die})
-        with pytest.raises(Killed):
-            queue.discard_dead_letters(where="error = 'spam'")
+    with killed("dead_letters/leases", at=2, when=dies):
+        queue.discard_dead_letters(where="error = 'spam'")
     rest = 2 if dies == "before" else 0
     assert again(queue).discard_dead_letters(where="error = 'spam'").messages == rest
     assert left(queue) == ["id-1"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,14 @@ from support.handles import (
 )
 from support.having import having
 from support.limits import Limits
+from support.queues import Make
 from support.tables import add_file, checkpoint, context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock
 
-DeltaQueue = Callable[..., Queue]
 
-
-def trimmable(delta_queue: DeltaQueue, clock: ManualClock, old: int = 6) -> Queue:
+def trimmable(delta_queue: Make, clock: ManualClock, old: int = 6) -> Queue:
     """Old commits that are settled and past the retention, and two young ones."""
     queue = delta_queue(retention="1d")
     for number in range(old):
@@ -57,7 +55,7 @@ def publishes(queue: Queue) -> list[str]:
     return rows["path"].to_pylist()
 
 
-def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+def test_a_trim_forgets_what_it_has_dropped(delta_queue: Make, clock: ManualClock) -> None:
     queue = trimmable(delta_queue, clock)
     index_commits(queue)
     assert trim(queue) == 6
@@ -69,7 +67,7 @@ def test_a_trim_forgets_what_it_has_dropped(delta_queue: DeltaQueue, clock: Manu
 
 @pytest.mark.parametrize("has_commits", [False, True])
 def test_the_queue_goes_on_as_before(
-    delta_queue: DeltaQueue, clock: ManualClock, has_commits: bool
+    delta_queue: Make, clock: ManualClock, has_commits: bool
 ) -> None:
     """Without commits/, the index is read from the log. It has the same sequences."""
     queue = trimmable(delta_queue, clock)
@@ -86,7 +84,7 @@ def test_the_queue_goes_on_as_before(
         assert take(again(queue).group(group)) == ["young 0", "young 1", "new"]
 
 
-def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+def test_a_group_that_lags_keeps_the_index(delta_queue: Make, clock: ManualClock) -> None:
     """A hard limit drops files that a group has not settled. It must be able to count them."""
     queue = delta_queue(retention="1h", hard_retention="1d")
     for number in range(4):
@@ -111,7 +109,7 @@ def test_a_group_that_lags_keeps_the_index(delta_queue: DeltaQueue, clock: Manua
 
 
 def test_a_restore_of_forgotten_files_publishes_nothing(
-    delta_queue: DeltaQueue, clock: ManualClock
+    delta_queue: Make, clock: ManualClock
 ) -> None:
     queue = trimmable(delta_queue, clock)
     path = messages_of(queue).index().files[0].path
@@ -133,7 +131,7 @@ def test_a_restore_of_forgotten_files_publishes_nothing(
 
 
 def test_a_handle_that_was_asleep_takes_over_what_is_left(
-    delta_queue: DeltaQueue, clock: ManualClock
+    delta_queue: Make, clock: ManualClock
 ) -> None:
     queue = delta_queue(retention="1d")
     queue.publish("first")
@@ -154,7 +152,7 @@ def test_a_handle_that_was_asleep_takes_over_what_is_left(
 
 
 def test_a_long_lived_handle_forgets_what_sweeps_forget(
-    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
+    delta_queue: Make, clock: ManualClock, limits: Limits
 ) -> None:
     limits(forget_files=4)
     queue = delta_queue(retention="1d")
@@ -170,9 +168,7 @@ def test_a_long_lived_handle_forgets_what_sweeps_forget(
     assert len(messages_of(reader).index().files) <= 8, "it may double before it looks"
 
 
-def test_a_receipt_of_a_forgotten_publish_is_unknown(
-    delta_queue: DeltaQueue, clock: ManualClock
-) -> None:
+def test_a_receipt_of_a_forgotten_publish_is_unknown(delta_queue: Make, clock: ManualClock) -> None:
     queue = delta_queue(retention="1d")
     queue.publish("a", producer_id="p", producer_sequence=1)
     queue.publish("b")
@@ -185,9 +181,7 @@ def test_a_receipt_of_a_forgotten_publish_is_unknown(
         assert handle.publish("a", **same) == having(duplicate=True, version=None)
 
 
-def test_a_trim_works_in_small_steps(
-    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
-) -> None:
+def test_a_trim_works_in_small_steps(delta_queue: Make, clock: ManualClock, limits: Limits) -> None:
     limits(trim_files=4, trim_commit_files=3)
     queue = trimmable(delta_queue, clock)
     version = messages_of(queue).log.refresh().version
@@ -196,7 +190,7 @@ def test_a_trim_works_in_small_steps(
     assert len(messages_of(queue).files.list("")) == 2
 
 
-def test_no_checkpoint_keeps_trimmed_files(delta_queue: DeltaQueue, clock: ManualClock) -> None:
+def test_no_checkpoint_keeps_trimmed_files(delta_queue: Make, clock: ManualClock) -> None:
     """A checkpoint would else carry the removal of each file that there ever was."""
     queue = trimmable(delta_queue, clock)
     trim(queue)
@@ -208,7 +202,7 @@ def test_no_checkpoint_keeps_trimmed_files(delta_queue: DeltaQueue, clock: Manua
 
 
 def test_the_index_is_written_down_in_batches(
-    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
+    delta_queue: Make, clock: ManualClock, limits: Limits
 ) -> None:
     queue = delta_queue()
     for number in range(10):
@@ -224,7 +218,7 @@ def test_the_index_is_written_down_in_batches(
 
 
 def test_a_trace_of_a_forgotten_message_is_what_it_was(
-    delta_queue: DeltaQueue, clock: ManualClock
+    delta_queue: Make, clock: ManualClock
 ) -> None:
     queue = trimmable(delta_queue, clock)
     first = messages_of(queue).index().files[0].first
@@ -241,7 +235,7 @@ def test_a_trace_of_a_forgotten_message_is_what_it_was(
 
 
 def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
-    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
+    delta_queue: Make, clock: ManualClock, limits: Limits
 ) -> None:
     limits(archive_file_bytes=1)
     queue = delta_queue(retention="1d", history_retention="10d")
@@ -270,7 +264,7 @@ def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
 
 @pytest.mark.parametrize("broken", ["clean", "drop", "index_commits", "forget"])
 def test_a_chore_that_fails_stops_no_other(
-    delta_queue: DeltaQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, broken: str
+    delta_queue: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """The log of messages/ is broken in one way. Leases expire, and leases/ is still cleaned."""
     queue = trimmable(delta_queue, clock)
@@ -291,7 +285,7 @@ def test_a_chore_that_fails_stops_no_other(
 
 
 def test_the_rows_of_the_history_are_archived_by_bytes(
-    delta_queue: DeltaQueue, clock: ManualClock, limits: Limits
+    delta_queue: Make, clock: ManualClock, limits: Limits
 ) -> None:
     """A thousand commits of large ledgers do not fit in memory."""
     queue = delta_queue()

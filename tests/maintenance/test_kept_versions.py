@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from support.handles import archive, lease
+from support.queues import Make
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue
@@ -17,7 +18,6 @@ from spark_mq.delta.actions import Change, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.tables import wait_for_checkpoints
 
-Make = Callable[..., Queue]
 YEARS = 365 * 86_400
 EVERYTHING = 2**62
 KEPT = {"leases": (500, 15), "messages": (2_000, 600), "commits": (100, 600), "history": (100, 600)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.byte_store import ByteStore, Call
-from support.handles import Killed, again, die, lease, on_commit
+from support.handles import Killed, again, die, killed, lease, on_commit
 from support.limits import Limits
+from support.queues import Make
 from support.tables import context_of, messages_of
 
 from spark_mq import Queue, errors
@@ -24,7 +24,6 @@ from spark_mq.testing import ManualClock
 
 pytestmark = pytest.mark.on_both_storages
 
-Make = Callable[..., Queue]
 HOUR = 3600.0
 SECRET = "a value that nobody may keep"
 
@@ -53,10 +52,8 @@ def age(queue: Queue, clock: ManualClock, hours: float) -> None:
 
 def die_in_a_publish(queue: Queue, **options: Any) -> None:
     publisher = again(queue)
-    with pytest.MonkeyPatch.context() as patch:
-        on_commit(patch, "messages", before=die)
-        with pytest.raises(Killed):
-            publisher.publish([SECRET], **options)
+    with killed("messages"):
+        publisher.publish([SECRET], **options)
 
 
 def files_of_tasks(queue: Queue) -> list[WrittenFile]:

@@ -7,12 +7,12 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.handles import Injected, Killed, clean_messages, index_commits, lease, take_all, until
 from support.marks import slow_but
+from support.queues import Make
 from support.tables import messages_of, put_back
 
 from spark_mq import Queue
@@ -20,7 +20,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import NotAQueue, TablesDisagree
 from spark_mq.testing import ManualClock
 
-Make = Callable[..., Queue]
 TABLES = ("messages", "leases", "commits", "history", "dead_letters")
 SUBSETS = [old for count in range(1, len(TABLES)) for old in itertools.combinations(TABLES, count)]
 """The tables put back. With all of them, each pair is seen in both directions."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from support.handles import again, lease, on_commit, take
 from support.having import having
 from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
+from support.queues import Make
 from support.tables import context_of, messages_of, put_back
 
 from spark_mq import Queue
@@ -25,8 +25,6 @@ from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.errors import InvalidOption
 from spark_mq.maintenance import redrive
 from spark_mq.testing import ManualClock, memory_queue
-
-Make = Callable[..., Queue]
 
 
 def back(queue: Queue) -> list[str]:
@@ -218,7 +216,7 @@ def test_letters_that_are_purged_during_a_redrive_stop_no_later_one(delta_queue:
 
 
 def test_the_warning_about_dead_messages_names_ten_groups(
-    delta_queue: Callable[..., Queue], caplog: pytest.LogCaptureFixture
+    delta_queue: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = delta_queue()
     queue.publish("a")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ from deltalake import DeltaTable
 from support.handles import again, lease, take_all
 from support.having import having
 from support.letters import die_in_a_redrive
+from support.queues import Make
 from support.sinks import SCHEMA, make_sink, values
 from support.tables import messages_of, put_back
 
 from spark_mq import Message, Queue
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 def get(queue: Queue, group: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,13 +13,13 @@ from support.handles import again, lease, once, take
 from support.having import having
 from support.letters import with_dead
 from support.limits import Limits
+from support.queues import Make
 from support.tables import on_publish
 
 from spark_mq import Message, Queue, ReceivedMessage
 from spark_mq.integrations.formats import Pydantic
 from spark_mq.testing import ManualClock, memory_queue
 
-Make = Callable[..., Queue]
 SQL = 'json_merge_patch(value, \'{"currency": "EUR"}\')'
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from support.handles import Killed, again, die, housekeep, on_commit, once, take
+from support.handles import again, housekeep, killed, once, take
 from support.having import having
+from support.queues import Make
 from support.tables import messages_of, on_publish
 
 from spark_mq import InvalidOption, Message, Queue, ScheduleNotFound, UnsupportedTable
@@ -23,7 +24,6 @@ from spark_mq.maintenance import sweep as chores
 from spark_mq.testing import ManualClock
 from spark_mq.util.user import act_as
 
-Make = Callable[..., Queue]
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 
 
@@ -177,12 +177,10 @@ def test_a_change_while_a_sweep_publishes_is_obeyed(
 @pytest.mark.parametrize("table", ["messages", "leases"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_definition_killed_at_any_commit_is_whole_or_missing(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, table: str, when: str
+    queue: Queue, table: str, when: str
 ) -> None:
-    with monkeypatch.context() as patch:
-        on_commit(patch, table, **{when: die})
-        with pytest.raises(Killed):
-            queue.schedule("s", every="1h", message="x")
+    with killed(table, when=when):
+        queue.schedule("s", every="1h", message="x")
     there = (table, when) != ("messages", "before")
     assert len(again(queue).schedules()) == there
     again(queue).schedule("s", every="1h", message="x")

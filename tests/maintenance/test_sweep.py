@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +32,7 @@ from support.handles import (
 from support.having import having
 from support.limits import Limits, keeping
 from support.marks import slow_but
+from support.queues import Make
 from support.tables import checkpoint, context_of, group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Message, Queue, SweepReport, errors
@@ -40,8 +40,6 @@ from spark_mq.delta import tables
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.state import last_checkpoint
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 def dead_values(queue: Queue) -> list[bytes | None]:

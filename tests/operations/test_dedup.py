@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.byte_store import ByteStore
-from support.handles import Killed, again, die, lease, on_commit, once
+from support.handles import again, killed, lease, on_commit, once
 from support.limits import Limits
 from support.processes import SPAWN, start
 from support.queues import Make
@@ -256,9 +256,8 @@ def test_a_publish_whose_reply_was_lost_names_its_messages_when_it_is_repeated(
     assert receipt.duplicates == ((2, 4) if numbered else tuple(range(len(batch))))
 
 
-def test_a_crash_leaves_the_id_free(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_commit(monkeypatch, "messages", before=die)
-    with pytest.raises(Killed):
+def test_a_crash_leaves_the_id_free(queue: Queue) -> None:
+    with killed("messages"):
         queue.publish(message("a"))
     assert not again(queue).publish(message("a")).duplicate
     assert published(queue) == ["value of a"]

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import Killed, die, lease, on_commit, route
+from support.handles import killed, lease, route
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue, SettleResult
@@ -82,10 +82,8 @@ def block(case: Case) -> None:
 def freeze(case: Case) -> None:
     """The first step of routing, whose sweeper has been killed."""
     by_id(case, "reject")
-    with pytest.MonkeyPatch.context() as patch:
-        on_commit(patch, "leases", after=die)
-        with pytest.raises(Killed):
-            route(case.queue.group())
+    with killed("leases", when="after"):
+        route(case.queue.group())
 
 
 TABLE: dict[str, tuple[str, Callable[[Case], object]]] = {

@@ -16,6 +16,7 @@ import pytest
 from support import working as worker
 from support.handles import again, lease, trim, until
 from support.having import having
+from support.queues import Make
 from support.tables import context_of, group_ledger_of, on_commands
 from support.working import counts, events, fail, working
 
@@ -25,7 +26,6 @@ from spark_mq.testing import ManualClock
 from spark_mq.util.clock import SECOND
 
 MODES = pytest.mark.parametrize("mode", ["batch", "message"])
-Make = Callable[..., Queue]
 
 
 drain = partial(worker.drain, mode="batch")

@@ -18,6 +18,7 @@ from support import working as worker
 from support.deadlines import no_longer_than
 from support.handles import again, lease, until
 from support.having import having
+from support.queues import Make
 from support.tables import group_ledger_of, on_commands
 from support.working import counts, drain, events
 
@@ -33,7 +34,6 @@ from spark_mq.worker.pools import CoroutinePool, ThreadPool
 from spark_mq.worker.state import WorkState
 from spark_mq.worker.tasks import Task, WorkerLease
 
-Make = Callable[..., Queue]
 Handler = Callable[[ReceivedMessage], Any]
 
 MICROSECOND = timedelta(microseconds=1)

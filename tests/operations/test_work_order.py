@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.handles import side_by_side, until
 from support.having import having
+from support.queues import Make
 from support.working import counts, drain, working
 
 from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze
@@ -28,14 +28,14 @@ def key_in(lane: int, number: int = 0) -> str:
 
 
 @pytest.fixture
-def ordered(make: Callable[..., Queue]) -> Callable[..., Queue]:
+def ordered(make: Make) -> Make:
     """Makes an ordered queue."""
     settings = {"lanes": LANES, "order": "key", "retry_delay": 0, "breaker_threshold": None}
     return lambda **given: make(**settings, **given)
 
 
 @pytest.fixture
-def queue(ordered: Callable[..., Queue]) -> Queue:
+def queue(ordered: Make) -> Queue:
     return ordered()
 
 
@@ -94,7 +94,7 @@ def test_messages_without_a_key_run_beside_each_other(queue: Queue) -> None:
     ],
 )
 def test_the_lane_goes_on_behind_a_dead_message(
-    ordered: Callable[..., Queue], decision: Exception, limit: dict[str, int]
+    ordered: Make, decision: Exception, limit: dict[str, int]
 ) -> None:
     """Its lease keeps the later ones, so they must not wait for its expiry."""
     queue = ordered(**limit)

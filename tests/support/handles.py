@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -152,6 +153,15 @@ def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
 
     patch.setattr(ObjectStore, "create", create)
     return wrapper
+
+
+@contextmanager
+def killed(table: str = "", at: int = 1, when: str = "before") -> Iterator[None]:
+    """Die in the block, before or after its n-th commit to a table, or to any."""
+    with pytest.MonkeyPatch.context() as patch:
+        on_commit(patch, table, at=at, **{when: die})
+        with pytest.raises(Killed):
+            yield
 
 
 # -- the chores of a sweep, for a queue

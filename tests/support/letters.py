@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from spark_mq import Message, Queue
-from support.handles import Killed, die, lease, on_commit
+from support.handles import killed, lease
 
 __all__ = ["die_in_a_redrive", "with_dead"]
 
@@ -30,7 +28,5 @@ def with_dead(
 
 def die_in_a_redrive(queue: Queue, at: int = 2, when: str = "before", **options: object) -> None:
     """Die before or after a commit of a redrive: it freezes letters, publishes and settles."""
-    with pytest.MonkeyPatch.context() as patch:
-        on_commit(patch, "", at=at, **{when: die})
-        with pytest.raises(Killed):
-            queue.redrive(**options)
+    with killed(at=at, when=when):
+        queue.redrive(**options)
