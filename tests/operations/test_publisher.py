@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.handles import again, lease, on_commit, once, side_by_side, until
+from support.handles import again, die, lease, on_commit, once, side_by_side, until
 from support.tables import messages_of, on_publish
 
 from spark_mq import Message, PendingMessage, Queue, errors
@@ -440,19 +440,6 @@ def lines(queue: Queue) -> list[str]:
     return [value.decode() for value in published(queue).values()]
 
 
-class Crash(BaseException):
-    """The process ends here, as far as its publisher can see."""
-
-
-def crash(queue: Queue, monkeypatch: pytest.MonkeyPatch, nth: int, *, landed: bool) -> None:
-    """The nth commit from now on ends in a crash, with its messages or without."""
-
-    def end() -> None:
-        raise Crash
-
-    on_publish(monkeypatch, queue, once(at=nth, **{"after" if landed else "before": end}))
-
-
 def test_numbers_count_the_messages_and_go_on_after_a_restart(queue: Queue) -> None:
     with queue.publisher(**NEVER, producer_id="p") as publisher:
         assert publisher.last_number == 0
@@ -477,7 +464,7 @@ def test_numbers_count_the_messages_and_go_on_after_a_restart(queue: Queue) -> N
 def test_a_crash_at_any_commit_repeats_and_skips_nothing(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, nth: int, landed: bool
 ) -> None:
-    crash(queue, monkeypatch, nth, landed=landed)
+    on_publish(monkeypatch, queue, once(at=nth, **{"after" if landed else "before": die}))
     dead = queue.publisher(max_messages=3, producer_id="p")
 
     def publish_all() -> None:
