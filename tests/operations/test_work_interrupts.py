@@ -105,16 +105,16 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
 
 @MODES
 def test_ctrl_c_ends_an_idle_worker(queue: Queue, mode: str) -> None:
+    first_look = threading.Lock()
+
     class Looked(threading.Event):
         def is_set(self) -> bool:
-            if press.ident is None:
-                press.start()
+            if first_look.acquire(blocking=False):
+                press_ctrl_c()
             return super().is_set()
 
-    press = threading.Thread(target=press_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         queue.group().work(lambda _: None, mode=mode, stop=Looked())
-    press.join(30)
 
 
 def test_a_third_ctrl_c_interrupts_what_runs() -> None:
