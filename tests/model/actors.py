@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from support.drivers import StubAlive
 from support.handles import Killed
 from support.tables import context_of, group_ledger_of
 
@@ -156,18 +157,6 @@ class Program:
         return proc.pc, reported(proc.local), source, proc.ids, tape
 
 
-@dataclass
-class Alive:
-    """Stands for what extends a lease in the background."""
-
-    lease_id: str
-    timeout: int
-    limit: int
-
-    def stop(self) -> None:
-        pass
-
-
 KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "available_count")
 """What a runner remembers from hook to hook."""
 
@@ -203,9 +192,11 @@ def restored(
     group: ConsumerGroup, options: StreamOptions, kept: tuple[tuple[str, Any], ...]
 ) -> StreamSource:
     plain = dict(kept)
-    source = StreamSource(group_ledger_of(group), options, keep_alive=Alive, runner=plain["runner"])
+    source = StreamSource(
+        group_ledger_of(group), options, keep_alive=StubAlive, runner=plain["runner"]
+    )
     source._offered, source._planned = plain["_offered"], dict(plain["_planned"])
-    source._alive = None if plain["_alive"] is None else Alive(*plain["_alive"])
+    source._alive = None if plain["_alive"] is None else StubAlive(*plain["_alive"])
     for name in ("_bound", "_checked", "_first"):
         setattr(source, name, plain[name])
     return source

@@ -70,14 +70,13 @@ class Trimmer(Chore):
 
 
 class Seeker(Chore):
-    """Moves the group back to the earliest message there is, or to behind the latest."""
+    """Moves the group back to the earliest message there is, once."""
 
-    def __init__(self, name: str, who: int, to: str = "earliest", *, times: int | None = 1) -> None:
-        super().__init__(name, who, times=times)
-        self.to = to
+    def __init__(self, name: str, who: int) -> None:
+        super().__init__(name, who, times=1)
 
     def do(self, ctx: Context) -> None:
-        ctx.group().seek(self.to)
+        ctx.group().seek("earliest")
         ctx.emit("seek")
 
 
@@ -92,8 +91,8 @@ class Rejecter(Worker):
 class Joiner(Worker):
     """Works for a group of its own, which its first lease makes, at the earliest message."""
 
-    def __init__(self, name: str, who: int, group: str, *, most: int = 9) -> None:
-        super().__init__(name, who, most=most)
+    def __init__(self, name: str, who: int, group: str) -> None:
+        super().__init__(name, who, most=9)
         self.of = group
 
     def take(self, ctx: Context) -> bool:

@@ -228,9 +228,8 @@ class Delivery(World):
     def pass_time(self, state: State) -> tuple[str, State] | None:
         swept, events = self._sweep(state.store)
         if swept != state.store:
-            return "sweep", state._replace(
-                store=swept, notes=self.onlooker.note(state.notes, state.store, swept, events)
-            )
+            notes = self._noted(state, swept, events, "sweep")
+            return "sweep", state._replace(store=swept, notes=notes)
         now = state.store.now
         rows = [r for _, book in state.store.books for r in book.rows]
         waits = [
@@ -257,7 +256,7 @@ class Delivery(World):
         return all(states[at] == SETTLED for at in self.must_live)
 
     def check(self, store: Store) -> None:
-        """What else must hold of what is durable. Raises Violation."""
+        """What else must hold of what is durable. Raises AssertionError."""
 
     def over(self, state: State) -> bool:
         return self.attempts is None and bool(self.must_live)  # a poison is tried for ever
@@ -268,16 +267,19 @@ class Delivery(World):
         self, state: State, at: int, proc: Proc, after: Proc, store: Store,
         events: tuple[Event, ...], label: str,
     ) -> State:  # fmt: skip
-        try:
-            notes: Notes = self.onlooker.note(state.notes, state.store, store, events)
-        except AssertionError as wrong:
-            raise Violation(str(wrong), [label]) from wrong
-        if store is not state.store:
-            self.check(store)
+        notes = self._noted(state, store, events, label)
         moved = self._with(state, at, after)._replace(store=store, notes=notes)
         if after.pc == OFF and self._other(state, at) is None:  # a query fails, as by a crash
             moved = moved._replace(notes=self.onlooker.crash(moved.notes, self._batch(state, at)))
         return moved
+
+    def _noted(self, state: State, store: Store, events: tuple[Event, ...], label: str) -> Notes:
+        try:
+            if store is not state.store:
+                self.check(store)
+            return self.onlooker.note(state.notes, state.store, store, events)
+        except AssertionError as wrong:
+            raise Violation(str(wrong), [label]) from wrong
 
     def _run_now(self, at: int, proc: Proc, store: Store) -> list[SettleOutcome]:
         """All ways in which a process's next step may go."""
@@ -409,10 +411,8 @@ class Trimmed(Delivery):
             if group.startswith("_"):
                 continue
             for m, row in zip(self.messages, book.view(self.messages), strict=True):
-                if m in gone and row.state != SETTLED:
-                    raise Violation(
-                        f"message {m:x} is dropped, and group {group} has not settled it: {row}"
-                    )
+                settled = m not in gone or row.state == SETTLED
+                assert settled, f"message {m:x} is dropped, and group {group} needs it: {row}"
 
     def finished(self, state: State) -> bool:
         books = {group: book for group, book in state.store.books if not group.startswith("_")}
@@ -454,23 +454,20 @@ class Redriven(Delivery):
 
     def check(self, store: Store) -> None:
         again = [m for m in store.log.messages if m not in self.messages]
-        if len(again) > len(self.messages):
-            raise Violation(f"{len(self.messages)} dead letters have become {len(again)} messages")
-        settled = {
-            m for _, book in store.dead_books for m in store.dead.messages if self._settled(book, m)
-        }
-        if len(settled) > len(again):
-            raise Violation(
-                f"{len(settled)} dead letters count as redriven, and {len(again)} were published"
-            )
+        letters = len(self.messages)
+        assert len(again) <= letters, f"{letters} letters have become {len(again)} messages"
+        settled = sum(self._settled(book, m) for book, m in self._letters(store))
+        assert settled <= len(again), f"{settled} letters are redriven, {len(again)} published"
+
+    @staticmethod
+    def _letters(store: Store) -> list[tuple[Book, int]]:
+        """Each letter with each ledger of their queue."""
+        return [(book, m) for _, book in store.dead_books for m in store.dead.messages]
 
     @staticmethod
     def _settled(book: Book, m: int) -> bool:
         return book.view((m,))[0].state == SETTLED
 
     def finished(self, state: State) -> bool:
-        return len(state.store.log.messages) == 2 * len(self.messages) and all(
-            self._settled(book, m)
-            for _, book in state.store.dead_books
-            for m in state.store.dead.messages
-        )
+        again = len(state.store.log.messages) == 2 * len(self.messages)
+        return again and all(self._settled(book, m) for book, m in self._letters(state.store))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from spark_mq.ledger.acquire import AcquireRequest
@@ -29,7 +30,6 @@ from spark_mq.ledger.ranges import (
 from spark_mq.ledger.stream_batch import fence_app_id, parse_lease_id
 
 from .actors import Event, Settled
-from .explorer import Violation
 from .reference import ReferenceGroup, ReferenceMessage
 from .storage import Book, Store
 
@@ -96,7 +96,7 @@ class Onlooker:
     ) -> None:
         self.reference, self.backoff, self.group = reference, backoff, group
         self.messages = messages = tuple(m.seq for m in reference.messages)
-        self.attempts, self.skew = reference.n, reference.skew
+        self.attempts, self.skew = reference.max_delivery_attempts, reference.clock_skew
         self.rooms = rooms
         """How many messages each process takes at a time."""
         self.alone = alone
@@ -112,13 +112,11 @@ class Onlooker:
     # -- one step
 
     def note(self, notes: Notes, before: Store, after: Store, events: Sequence[Event]) -> Notes:
-        """What is noted after a step. Raises Violation."""
+        """What is noted after a step. Raises AssertionError."""
         new = _Noting(self, notes, before, after)
         settles = []
-        if before.dead is not after.dead and len(letters := after.dead_sequences()) > len(
-            set(letters)
-        ):
-            raise Violation(f"the dead-letter queue holds a message twice: {letters}")
+        letters = after.dead_sequences() if before.dead is not after.dead else ()
+        assert len(letters) == len(set(letters)), f"the dead letters hold one twice: {letters}"
         if ("seek",) in events:
             return new.sought().finish()
         for event in events:
@@ -177,6 +175,7 @@ class _Noting:
     def __init__(self, onlooker: Onlooker, notes: Notes, before: Store, after: Store) -> None:
         self.onlooker, self.notes, self.before, self.after = onlooker, notes, before, after
         self.at, self.now = onlooker._at, after.now
+        self.most = 10**9 if onlooker.attempts is None else onlooker.attempts
         self.handed, self.top, self.holder = list(notes.handed), list(notes.top), list(notes.holder)
         self.blamed, self.copies = list(notes.blamed), list(notes.copies)
         self.due_from = list(notes.due_from)
@@ -219,13 +218,9 @@ class _Noting:
         for m in rows:
             at = self.at[m]
             for other in self.copies[at] - {batch}:
-                if not (
-                    {(other, 2), (batch, 2), (other, -1 - at), (batch, -1 - at)} & self.trouble
-                ):
-                    raise Violation(
-                        f"message {at} was written by {other} and by {batch}, neither of which "
-                        "crashed twice or expired"
-                    )
+                excuses = {(other, 2), (batch, 2), (other, -1 - at), (batch, -1 - at)}
+                twice = f"message {at} was written by {other} and by {batch}, which need not be"
+                assert excuses & self.trouble, twice
             self.copies[at] |= {batch}
 
     def hand(self, lease_id: str, rows: tuple[tuple[int, int], ...], until: int) -> None:
@@ -234,40 +229,24 @@ class _Noting:
         for m, count in rows:
             at = self.at[m]
             self.handed[at] += 1
-            if self.onlooker.attempts is not None and self.handed[at] > self.onlooker.attempts:
-                raise Violation(f"message {at} is handed out {self.handed[at]} times")
-            row = self.view[at]
+            handed, row = self.handed[at], self.view[at]
+            assert handed <= self.most, f"message {at} is handed out {handed} times"
             if self.holder[at] != lease_id:
                 continue  # a zombie; what it was granted was counted then
-            if (row.state, row.lease_id, row.delivery_count) != (LEASED, lease_id, count):
-                raise Violation(
-                    f"message {at} is handed out as {lease_id}'s, delivery {count}, but the "
-                    f"ledger says {row}"
-                )
-            if count <= self.top[at]:
-                raise Violation(
-                    f"message {at} is handed out with delivery_count {count}, as before"
-                )
+            where = f"message {at} is handed out to {lease_id}, delivery {count}"
+            known = row.state, row.lease_id, row.delivery_count
+            assert known == (LEASED, lease_id, count), f"{where}, but the ledger says {row}"
+            assert count > self.top[at], f"{where}, as before"
             self.top[at] = count
-            if count < self.handed[at]:
-                raise Violation(
-                    f"message {at} is handed out for the {self.handed[at]}. time, and counted "
-                    f"{count}"
-                )
+            assert count >= handed, f"{where}, for the {handed}. time"
 
     def settle(self, settled: Settled) -> None:
         verb, lease, delay = settled.verb, settled.lease, settled.delay
         for at in self._in(settled.ranges):
             self.touched.add(at)
-            if self.holder[at] != lease:
-                raise Violation(
-                    f"{verb} of message {at} by {lease} counts, but it was granted to "
-                    f"{self.holder[at]} since"
-                )
-            if (lease, at) in self.given:
-                raise Violation(
-                    f"{verb} of message {at} by {lease} counts, which had given it back"
-                )
+            where = f"{verb} of message {at} by {lease} counts"
+            assert self.holder[at] == lease, f"{where}, but {self.holder[at]} got it since"
+            assert (lease, at) not in self.given, f"{where}, which had given it back"
             if verb in ("nack", "release"):
                 self.given.add((lease, at))
                 self.trouble.add((batch_of(lease), -1 - at))
@@ -281,16 +260,10 @@ class _Noting:
             if verb == "nack" and row.state == LEASED and (row.expires_at or 0) >= self.now:
                 self.due_from[at] = self.now + (self.onlooker.backoff if delay is None else delay)
         for at in self._in((first, last) for first, last, _ in settled.lost):
-            row = self.old[at]
-            if self._may_settle(lease, at, row) and not self._died_of_expiry(verb, row):
-                raise Violation(
-                    f"{verb} of message {at} by {lease} is refused, though nobody has leased it "
-                    "since"
-                )
-            if row.state == SETTLED and at not in self.excused:
-                raise Violation(
-                    f"{verb} of message {at} by {lease} is refused, though it is settled already"
-                )
+            row, where = self.old[at], f"{verb} of message {at} by {lease} is refused"
+            lost = not self._may_settle(lease, at, row) or self._died_of_expiry(verb, row)
+            assert lost, f"{where}, though nobody has leased it since"
+            assert row.state != SETTLED or at in self.excused, f"{where}, and it is settled"
 
     def returned_behind(self, settled: Settled) -> None:
         """Messages that a lease has lost, because it gave back an earlier one of their key."""
@@ -305,15 +278,14 @@ class _Noting:
         at = self.at[m]
         row = self.old[at]
         live = row.state == LEASED and (row.expires_at or 0) + self.onlooker.skew >= self.now
-        if live and not force:
-            raise Violation(f"message {at} is taken from {row}, and nobody has forced it")
+        assert force or not live, f"message {at} is taken from {row}, and nobody has forced it"
         if self.holder[at] is not None:
             self.given.add((str(self.holder[at]), at))
         self.touched.add(at)
         now = self.view[at]
         wanted = {"discard": SETTLED, "dead letter": DEAD, "retry now": AVAILABLE}[how]
-        if now.state != wanted or (now.available_at or 0) > self.now:
-            raise Violation(f"the owner's {how} of message {at} has left it as {now}")
+        changed = now.state == wanted and (now.available_at or 0) <= self.now
+        assert changed, f"the owner's {how} of message {at} has left it as {now}"
         self.excused.add(at)
         self.blamed[at] = True
         self.due_from[at] = self.now
@@ -332,9 +304,8 @@ class _Noting:
                 group.lease_failed(seqs[0], self.now)
         book = self.after.book(self.onlooker.group)
         is_open = book is not None and book.head.breaker.opened_at is not None
-        if is_open != (group.opened is not None):
-            state = "open" if is_open else "closed"
-            raise Violation(f"the breaker is {state} after failures of {group.streak}")
+        should = group.opened is not None
+        assert is_open == should, f"the breaker is open: {is_open}, after {group.streak} failed"
 
     def _may_settle(self, lease: str, at: int, row: Range) -> bool:
         """Whether nobody has leased a message since, and the lease has not given it back."""
@@ -356,30 +327,25 @@ class _Noting:
         for at, row in enumerate(self.view):
             if (row.state, row.lease_id) == (LEASED, lease):
                 self.until[lease] = max(row.expires_at or 0, self.until.get(lease, 0))
-            elif self._may_settle(lease, at, row):
-                raise Violation(
-                    f"message {at} is not revived by an extension of {lease}, though nobody has "
-                    f"leased it since: {row}"
-                )
+            else:
+                assert not self._may_settle(lease, at, row), f"{lease} does not revive {row}"
 
     def extended_one(self, lease: str, m: int) -> None:
         """One message of a lease has a later deadline, unless it was settled before."""
         row = self.view[self.at[m]]
         if row.state in (UNREAD, SETTLED):
             return
-        if row.state != LEASED or row.lease_id != lease or (row.expires_at or 0) <= self.now:
-            raise Violation(f"message {self.at[m]} was extended by {lease}, and is {row}")
-        for at, other in enumerate(self.view):
-            a = self.old[at]
-            leased = other.state == LEASED and a.state != UNREAD
-            if at != self.at[m] and leased and a.expires_at != other.expires_at:
-                raise Violation(f"message {at} was not to be extended: {a}, now {other}")
+        held = (row.state, row.lease_id) == (LEASED, lease) and (row.expires_at or 0) > self.now
+        assert held, f"message {self.at[m]} was extended by {lease}, and is {row}"
+        for at, (a, b) in enumerate(zip(self.old, self.view, strict=True)):
+            if at != self.at[m] and b.state == LEASED and a.state != UNREAD:
+                assert a.expires_at == b.expires_at, f"{a} was not to be extended, and is {b}"
 
     def not_extended(self, lease: str, m: int | None = None) -> None:
         for at, row in enumerate(self.view):
             named = m is None or at == self.at[m]
-            if named and self._may_settle(lease, at, row):
-                raise Violation(f"{lease} is not extended, though it holds message {at}: {row}")
+            lost = not (named and self._may_settle(lease, at, row))
+            assert lost, f"{lease} is not extended, though it holds message {at}: {row}"
 
     def sought(self) -> _Noting:
         """A seek: what is being copied to the dead-letter queue is left alone.
@@ -388,8 +354,7 @@ class _Noting:
         """
         for at, (a, b) in enumerate(zip(self.old, self.view, strict=True)):
             if a.state == TRANSFERRING:
-                if a != b:
-                    raise Violation(f"a seek moves message {at}, which is being routed: {b}")
+                assert a == b, f"a seek moves message {at}, which is being routed: {b}"
                 continue
             self.handed[at], self.top[at], self.holder[at] = 0, 0, None
             self.blamed[at], self.copies[at] = False, frozenset()
@@ -401,8 +366,8 @@ class _Noting:
         """A worker learned that a cap is reached."""
         live = sum(row.state == LEASED for row in self.view)
         cap = self.onlooker.reference.max_in_flight
-        if cap is None or live < cap:
-            raise Violation(f"nothing may be leased, though only {live} messages are in flight")
+        full = cap is not None and live >= cap
+        assert full, f"nothing may be leased, though only {live} messages are in flight"
 
     def _in(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
         spans = list(ranges)
@@ -421,8 +386,7 @@ class _Noting:
         for at, (a, b) in enumerate(zip(old, new, strict=True)):
             if a == b:
                 continue
-            if a.state == SETTLED and b.state != SETTLED:
-                raise Violation(f"message {at} was settled, and is {b}")
+            assert a.state != SETTLED or b.state == SETTLED, f"{at} was settled, and is {b}"
             if a.lease_id and a.lease_id != b.lease_id and self._replayed(a.lease_id):
                 # Taken over, or given back by a replay: its right is gone.
                 self.given.add((a.lease_id, at))
@@ -431,20 +395,14 @@ class _Noting:
             elif a.state == LEASED and b.state != LEASED:
                 over = b.state in (UNREAD, SETTLED) or at in self.touched
                 over = over or self._replayed(str(a.lease_id))
-                if not over and (a.expires_at or 0) + self.onlooker.skew >= self.now:
-                    raise Violation(
-                        f"message {at} is taken from {a.lease_id} before its deadline: {b}"
-                    )
+                over = over or (a.expires_at or 0) + self.onlooker.skew < self.now
+                assert over, f"message {at} is taken from {a.lease_id} before its deadline: {b}"
                 self._ended(at, a, b)
-            elif b.state == LEASED and (b.expires_at or 0) < (a.expires_at or 0):
-                raise Violation(
-                    f"message {at}: an extension moves the deadline back, from {a.expires_at} to "
-                    f"{b.expires_at}"
-                )
-            if b.state in (DEAD, BLOCKED) and a.state != b.state and not self.blamed[at]:
-                raise Violation(
-                    f"message {at} is {b.state} ({b.reason}), and never failed by itself"
-                )
+            elif b.state == LEASED:
+                later = (b.expires_at or 0) >= (a.expires_at or 0)
+                assert later, f"message {at}: an extension moves the deadline back, to {b}"
+            if b.state in (DEAD, BLOCKED) and a.state != b.state:
+                assert self.blamed[at], f"message {at} never failed by itself, and is {b}"
             if b.state == SETTLED and a.state != SETTLED:
                 self._settled(at, a)
         for at in granted:
@@ -462,8 +420,8 @@ class _Noting:
         for settled in settles:
             to_blame = settled.named or self.sizes.get(settled.lease) == 1
             for at in self._in(settled.ranges) if settled.verb == "nack" and to_blame else ():
-                if new[at].state == AVAILABLE and new[at].suspect:
-                    raise Violation(f"message {at} was nacked by name or alone, and is suspect")
+                suspect = new[at].state == AVAILABLE and new[at].suspect
+                assert not suspect, f"message {at} was nacked by name or alone, and is suspect"
 
     def _reference(self, granted: list[int]) -> ReferenceGroup:
         """The group as a lease finds it: expired, and with what was settled in this step."""
@@ -516,34 +474,20 @@ class _Noting:
         )
 
     def _granted(self, at: int, a: Range, b: Range) -> None:
-        lease = str(b.lease_id)
+        lease, before = str(b.lease_id), self.holder[at]
         same_batch = a.lease_id is not None and batch_of(a.lease_id) == batch_of(lease)
-        if a.state not in (UNREAD, LEASED, AVAILABLE):
-            raise Violation(f"message {at} is leased, and was {a.state}")
-        before = self.holder[at]
-        if (
-            before
-            and not same_batch
-            and self.until.get(before, 0) > self.now
-            and (before, at) not in self.given
-        ):
-            raise Violation(
-                f"message {at} is leased by {lease}, and {before} may use it for "
-                f"{self.until[before] - self.now} us yet"
-            )
-        if a.state == AVAILABLE and self.due_from[at] > self.now and not same_batch:
-            raise Violation(
-                f"message {at} is leased {self.due_from[at] - self.now} us before it is due"
-            )
-        if b.delivery_count != a.delivery_count + 1:
-            raise Violation(
-                f"message {at} is leased with delivery_count {b.delivery_count} after "
-                f"{a.delivery_count}"
-            )
-        if self.onlooker.attempts is not None and b.delivery_count > self.onlooker.attempts:
-            raise Violation(f"message {at} is leased for the {b.delivery_count}. time")
-        if same_batch and (a.lease_id, at) in self.notes.given:
-            raise Violation(f"message {at} is replayed by {lease}, and had been given back")
+        where = f"message {at} is leased by {lease}"
+        assert a.state in (UNREAD, LEASED, AVAILABLE), f"{where}, and was {a.state}"
+        if before and not same_batch and (before, at) not in self.given:
+            left = self.until.get(before, 0) - self.now
+            assert left <= 0, f"{where}, and {before} may use it for {left} us yet"
+        early = self.due_from[at] - self.now if a.state == AVAILABLE and not same_batch else 0
+        assert early <= 0, f"{where}, {early} us before it is due"
+        count = b.delivery_count
+        assert count == a.delivery_count + 1, f"{where}: {count} follows {a.delivery_count}"
+        assert count <= self.most, f"{where} for the {count}. time"
+        again = same_batch and (a.lease_id, at) in self.notes.given
+        assert not again, f"{where}, in a replay, and had been given back"
         if a.state == LEASED and not same_batch:
             self._ended(at, a, None)
         self.holder[at] = lease
@@ -556,39 +500,33 @@ class _Noting:
         in_time = (a.expires_at or 0) + self.onlooker.skew >= self.now
         if at in self.returned or (at in self.released and in_time):
             before = a.delivery_count - 1, None, a.suspect
-            if b is None or (b.delivery_count, b.lease_id, b.suspect) != before:
-                raise Violation(
-                    f"message {at} is given back, and not as it was before the lease: {a}, now {b}"
-                )
+            there = b and (b.delivery_count, b.lease_id, b.suspect)
+            assert there == before, f"message {at} is given back, and was before {a}, now {b}"
             self.handed[at] -= 1
             self.top[at] = min(self.top[at], a.delivery_count - 1)
             return
         if alone:
             self.blamed[at] = True
         if at in self.released:  # too late: it has failed, as if that had been seen before
-            if b is not None and (b.delivery_count, b.lease_id) != (a.delivery_count, None):
-                raise Violation(f"message {at} is released late, and not as failed: {a}, now {b}")
+            failed = b is None or (b.delivery_count, b.lease_id) == (a.delivery_count, None)
+            assert failed, f"message {at} is released late, and not as failed: {a}, now {b}"
         elif (a.expires_at or 0) < self.now:
             if not self.onlooker.alone:
                 self.trouble.add((batch_of(lease), 2))
             held = b is not None and (b.state, b.lease_id) == (AVAILABLE, lease)
-            expired = held and (lease, at) not in self.given
-            if expired and (b.suspect == alone or (b.available_at or 0) > self.now):  # type: ignore[union-attr]
-                raise Violation(
-                    f"message {at} has expired, and is not due at once, or its blame is wrong: {b}"
-                )
+            if b is not None and held and (lease, at) not in self.given:
+                right = b.suspect != alone and (b.available_at or 0) <= self.now
+                assert right, f"message {at} has expired, and its blame or time is wrong: {b}"
 
     def _settled(self, at: int, a: Range) -> None:
         if at in self.excused:
             return
+        where = f"message {at} is settled"
         if a.state == TRANSFERRING:
-            if self.onlooker.messages[at] not in self.after.dead_sequences():
-                raise Violation(
-                    f"message {at} is settled as routed, and not in the dead-letter queue"
-                )
-            return
-        if not self.copies[at]:
-            raise Violation(f"message {at} is settled, and no sink has it")
+            routed = self.onlooker.messages[at] in self.after.dead_sequences()
+            assert routed, f"{where} as routed, and not in the dead-letter queue"
+        else:
+            assert self.copies[at], f"{where}, and no sink has it"
 
     def _same_batch(self, at: int) -> bool:
         """Whether the batch that has a message had it before, too."""
@@ -599,17 +537,12 @@ class _Noting:
 
 def _check_form(book: Book) -> None:
     """Neighbours differ, and what is settled at the start lies below the start."""
-    if (
-        book.rows
-        and book.rows[0].state == SETTLED
-        and book.head.start_sequence < book.rows[0].first
-    ):
-        raise Violation(f"the lowest range is settled, and not below the start: {book.rows[0]}")
-    for a, b in zip(book.rows, book.rows[1:], strict=False):
-        if a.last >= b.first:
-            raise Violation(f"ranges overlap: {a} and {b}")
-        if _alike(a, b):
-            raise Violation(f"neighbours are alike: {a} and {b}")
+    for r in book.rows[:1]:
+        low = r.state == SETTLED and book.head.start_sequence < r.first
+        assert not low, f"the lowest range is settled, and not below the start: {r}"
+    for a, b in pairwise(book.rows):
+        assert a.last < b.first, f"ranges overlap: {a} and {b}"
+        assert not _alike(a, b), f"neighbours are alike: {a} and {b}"
 
 
 def _alike(a: Range, b: Range) -> bool:

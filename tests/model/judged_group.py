@@ -137,7 +137,8 @@ class JudgedGroup(Group):
             known.streak, known.opened, known.trial_from, known.trial,
         )  # fmt: skip
         assert (breaker.failed_trials, breaker.paused_at) == (known.trials_failed, known.paused)
+        most = known.max_delivery_attempts
         for m in messages:
-            assert known.n is None or m.info["delivery_count"] <= known.n
+            assert most is None or m.info["delivery_count"] <= most
             if m.info["reason"] not in FOR_OTHER_REASONS:
                 assert m.own_failure, f"an innocent died: {m.seq:x} by {m.info['reason']}"

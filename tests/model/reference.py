@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -127,29 +127,14 @@ class ReferenceMessage:
 
 
 MICROSECOND = timedelta(microseconds=1)
-OWN_NAMES = {
-    "max_delivery_attempts": "n",
-    "clock_skew": "skew",
-    "breaker_threshold": "threshold",
-    "breaker_reset_timeout": "first_wait",
-    "breaker_max_wait": "longest_wait",
-} | {
-    name: name
-    for name in (
-        "retry_delay", "max_retry_delay", "max_in_flight", "max_tracked_ranges", "retry",
-        "max_failures", "max_retry_age", "on_max_deliveries", "on_reject", "order",
-        "max_in_flight_per_key",
-    )
-}  # fmt: skip
-"""What the reference calls the settings of a group."""
 
 
 @dataclass
 class ReferenceGroup:
-    """A group's messages and settings. The settings have the defaults of a group without limits."""
+    """A group's messages, and its settings under their own names, without limits by default."""
 
-    n: int | None = None
-    skew: int = 0
+    max_delivery_attempts: int | None = None
+    clock_skew: int = 0
     retry_delay: int = 0
     max_retry_delay: int = 0
     max_in_flight: int | None = None
@@ -159,9 +144,9 @@ class ReferenceGroup:
     max_retry_age: int | None = None
     on_max_deliveries: str = "dead_letter"
     on_reject: str = "dead_letter"
-    threshold: int | None = None
-    first_wait: int = 0
-    longest_wait: int = 0
+    breaker_threshold: int | None = None
+    breaker_reset_timeout: int = 0
+    breaker_max_wait: int = 0
     order: str = "none"
     by_lane: bool = False
     """Whether messages have lanes and priorities: then more than one choice may be right."""
@@ -183,12 +168,12 @@ class ReferenceGroup:
     @classmethod
     def of(cls, settings: Any, **more: Any) -> ReferenceGroup:
         """Return a group with the settings of a real one."""
-        given = {theirs: getattr(settings, theirs) for theirs in OWN_NAMES}
-        whole = {
-            OWN_NAMES[name]: value // MICROSECOND if isinstance(value, timedelta) else value
-            for name, value in given.items()
-        }
-        return cls(**whole, **more)
+        names = [known.name for known in fields(cls) if hasattr(settings, known.name)]
+        given = {name: getattr(settings, name) for name in names}
+        for name, value in given.items():
+            if isinstance(value, timedelta):
+                given[name] = value // MICROSECOND
+        return cls(**given, **more)
 
     # -- looking
 
@@ -252,7 +237,10 @@ class ReferenceGroup:
             self.counters[outcome] = self.counters.get(outcome, 0) + messages
 
     def spent(self, m: ReferenceMessage) -> bool:
-        return self.n is not None and m.info["delivery_count"] >= self.n
+        return (
+            self.max_delivery_attempts is not None
+            and m.info["delivery_count"] >= self.max_delivery_attempts
+        )
 
     def allowed(self, own: bool) -> int | None:
         f = 1 if self.retry == "none" else self.max_failures
@@ -260,7 +248,10 @@ class ReferenceGroup:
 
     def attempts(self, spare: int) -> int | None:
         """The delivery on which a message that always fails must be alone."""
-        limits = (None if self.n is None else self.n - spare, self.allowed(False))
+        limits = (
+            None if self.max_delivery_attempts is None else self.max_delivery_attempts - spare,
+            self.allowed(False),
+        )
         known = [limit for limit in limits if limit is not None]
         return max(1, min(known)) if known else None
 
@@ -292,7 +283,7 @@ class ReferenceGroup:
     # -- the breaker
 
     def lease_failed(self, first: int, at: int) -> None:
-        if self.threshold is None:
+        if self.breaker_threshold is None:
             return
         if self.opened is not None:
             if first == self.trial:
@@ -300,17 +291,17 @@ class ReferenceGroup:
                 self.trial_from = at + self.wait_for_trial()
         elif first not in self.streak:
             self.streak.append(first)
-            if len(self.streak) == self.threshold:
-                self.opened, self.trial_from = at, at + self.first_wait
+            if len(self.streak) == self.breaker_threshold:
+                self.opened, self.trial_from = at, at + self.breaker_reset_timeout
 
     def lease_expired(self, deliveries: int, first: int, at: int) -> None:
         if deliveries > 1 or first == self.trial:  # a first death is mostly a deployment
             self.lease_failed(first, at)
 
     def wait_for_trial(self) -> int:
-        wait = self.first_wait
+        wait = self.breaker_reset_timeout
         for _ in range(self.trials_failed):
-            wait = min(2 * wait, self.longest_wait)
+            wait = min(2 * wait, self.breaker_max_wait)
         return wait
 
     def worked(self, seqs: list[int]) -> None:
@@ -379,7 +370,7 @@ class ReferenceGroup:
         return [m for m in leased if m.info["worker_id"].split("~")[0] == process]
 
     def late(self, m: ReferenceMessage, now: int) -> bool:
-        return m.state == "leased" and m.info["expires_at"] + self.skew < now
+        return m.state == "leased" and m.info["expires_at"] + self.clock_skew < now
 
     def expire_one(self, m: ReferenceMessage) -> None:
         at, m.error = m.info["expires_at"], "expired"
@@ -535,7 +526,7 @@ class ReferenceGroup:
     ) -> list[ReferenceMessage]:  # fmt: skip
         held = self.by_state("leased", "available")
         held = [m for m in held if (m.info["lease_id"] or "").startswith(prefix)]
-        n, f = self.n or 10**9, self.allowed(False) or 10**9
+        n, f = self.max_delivery_attempts or 10**9, self.allowed(False) or 10**9
         kept: list[ReferenceMessage] = []
         returned: list[int] = []
         for m in held:

@@ -1,6 +1,6 @@
 """The small worlds, by name.
 
-With ``large``, larger bounds, for which there is no time in every run of the tests.
+With one ``more``, larger bounds, for which there is no time in every run of the tests.
 """
 
 from __future__ import annotations
@@ -58,406 +58,399 @@ def _stream(handler: Handler | None, bounds: Bounds, batch: int = 100_000, **giv
     return Delivery([Driver("A", 1, 0, handler, max_messages=batch)], bounds, **given)
 
 
-def crashes(large: bool) -> World:
+def crashes(more: int) -> World:
     """One driver, which dies between any two steps, more than once; and time passes."""
-    bounds = Bounds(crashes=3 if large else 2, ticks=2 if large else 1)
-    return _stream(good, bounds, 2, most=None if large else 8_000)
+    return _stream(good, Bounds(crashes=2 + more, ticks=1 + more), 2, most=8_000)
 
 
-def zombie(large: bool) -> World:
+def zombie(more: int) -> World:
     """A driver stands still, another takes over, and both go on."""
-    bounds = Bounds(crashes=1, takeovers=2 if large else 1, ticks=1 if large else 0)
-    return Delivery(_pair(max_messages=2), bounds)
+    return Delivery(_pair(max_messages=2), Bounds(crashes=1, takeovers=1 + more, ticks=more))
 
 
-def zombie_and_crashes(large: bool) -> World:
+def zombie_and_crashes(more: int) -> World:
     """A driver is refused by its successor while it works, and both die."""
-    return Delivery(_pair(refuses), Bounds(crashes=2, takeovers=2 if large else 1), messages=(1,))
+    return Delivery(_pair(refuses), Bounds(crashes=2, takeovers=1 + more), messages=(1,))
 
 
-def company(large: bool) -> World:
+def company(more: int) -> World:
     """Two drivers with checkpoints and a worker in one group; a lease may expire at any moment."""
     drivers = [Driver("A", 1, 0, max_messages=2), Driver("B", 2, 1, max_messages=2)]
-    bounds = Bounds(crashes=1, ticks=1) if large else Bounds(crashes=0, ticks=0)
-    return Delivery([*drivers, Worker("w", 3)], bounds)
+    return Delivery([*drivers, Worker("w", 3)], Bounds(crashes=more, ticks=more))
 
 
-def driver_and_worker(large: bool) -> World:
+def driver_and_worker(more: int) -> World:
     """A driver and a worker that take each other's messages when these have expired."""
     programs = [Driver("A", 1, 0, max_messages=2), Worker("w", 3)]
-    return Delivery(programs, Bounds(ticks=2 if large else 1), messages=(3,) if large else (2,))
+    return Delivery(programs, Bounds(ticks=1 + more), messages=(2 + more,))
 
 
-def kept_alive(large: bool) -> World:
+def kept_alive(more: int) -> World:
     """A driver whose lease is extended in the background, as long as it works and no longer than
     that may last; and a worker.
     """
     driver = Driver("A", 1, 0, extends=True, max_lease_duration=100 * SECOND)
-    bounds = Bounds(crashes=1 if large else 0, ticks=4 if large else 3)
+    bounds = Bounds(crashes=more, ticks=3 + more)
     return Delivery([driver, Worker("w", 3)], bounds, messages=(2,), tick=50 * SECOND)
 
 
-def fickle(large: bool) -> World:
+def fickle(more: int) -> World:
     """Two workers that do with their leases what they like, in any order, also twice and too
     late.
     """
-    workers = [Fickle("v", 1, moves=3 if large else 2), Fickle("w", 2, moves=2 if large else 0)]
-    bounds = Bounds(crashes=0, ticks=2 if large else 1)
-    return Delivery(workers, bounds, messages=(3,) if large else (2,))
+    workers = [Fickle("v", 1, moves=2 + more), Fickle("w", 2, moves=2 * more)]
+    return Delivery(workers, Bounds(crashes=0, ticks=1 + more), messages=(2 + more,))
 
 
-def apart(large: bool) -> World:
+def apart(more: int) -> World:
     """A worker that lets leases expire, and one that takes many at a time: each failed lease is
     retried whole, and apart.
     """
     workers = [Fickle("v", 1, most=2, moves=2, verbs=("leave",)), Worker("w", 2, most=4)]
-    return Delivery(workers, Bounds(crashes=1 if large else 0), attempts=5, messages=(4,))
+    return Delivery(workers, Bounds(crashes=more), attempts=5, messages=(4,))
 
 
-def singly(large: bool) -> World:
+def singly(more: int) -> World:
     """A worker that lets messages expire one by one or gives them back: each keeps its place,
     before what is unread.
     """
     verbs = ("leave", NACK, RELEASE)
-    workers = [Fickle("v", 1, most=1, moves=3 if large else 2, verbs=verbs), Worker("w", 2, most=3)]
+    workers = [Fickle("v", 1, most=1, moves=2 + more, verbs=verbs), Worker("w", 2, most=3)]
     return Delivery(workers, Bounds(crashes=0, ticks=1), attempts=5, tick=11 * SECOND)
 
 
-def snoozing(large: bool) -> World:
+def snoozing(more: int) -> World:
     """Two workers that release messages until later and extend one of two: neither counts, and
     nothing comes early.
     """
     verbs = ("snooze", "snooze one", "extend one", "leave")
-    workers = [Fickle("v", 1, moves=3 if large else 2, verbs=verbs), Worker("w", 2)]
+    workers = [Fickle("v", 1, moves=2 + more, verbs=verbs), Worker("w", 2)]
     return Delivery(workers, Bounds(crashes=0, ticks=1), messages=(2,), tick=61 * SECOND)
 
 
-def _places(givers: tuple[Program, ...], large: bool) -> World:
+def _places(givers: tuple[Program, ...], more: int) -> World:
     workers = [*givers, Fickle("v", 3, most=2, moves=1, verbs=("leave",))]
-    return Delivery(workers, Bounds(crashes=1 if large else 0, ticks=1), attempts=5, messages=(4,))
+    return Delivery(workers, Bounds(crashes=more, ticks=1), attempts=5, messages=(4,))
 
 
-def in_places(large: bool) -> World:
+def in_places(more: int) -> World:
     """A worker gives back leases of one, another lets a lease of two expire: no lease goes past a
     suspect.
     """
-    return _places((Fickle("t", 1, most=1, moves=1, verbs=(RELEASE,)),), large)
+    return _places((Fickle("t", 1, most=1, moves=1, verbs=(RELEASE,)),), more)
 
 
-def three_in_places(large: bool) -> World:
+def three_in_places(more: int) -> World:
     """As ``in_places``, with two workers that give back: more states than a test can visit."""
     givers = (
         Fickle("t", 1, most=1, moves=1, verbs=(RELEASE,)),
         Fickle("u", 2, most=1, moves=1, verbs=(RELEASE,)),
     )
-    return _places(givers, large)
+    return _places(givers, more)
 
 
-def isolated(large: bool) -> World:
+def isolated(more: int) -> World:
     """A message that kills its worker, among more messages than a lease takes: its pieces go before
     what is unread.
     """
-    bounds = Bounds(crashes=1 if large else 0)
-    return _stream(Poison(1, "kill"), bounds, 3, attempts=4, messages=(5,))
+    return _stream(Poison(1, "kill"), Bounds(crashes=more), 3, attempts=4, messages=(5,))
 
 
-def in_pieces(large: bool) -> World:
+def in_pieces(more: int) -> World:
     """The same among more messages: the pieces grow after those that are acked."""
     return _stream(Poison(7, "kill"), Bounds(crashes=0), 8, attempts=5, messages=(8,))
 
 
-def dropping(large: bool) -> World:
+def dropping(more: int) -> World:
     """A message that the handler rejects, in a group that drops messages past a limit: it is in the
     dead-letter queue at last.
     """
-    workers, bounds = [Rejecter("w", 1), Router("r", 2)], Bounds(crashes=1 if large else 0)
-    return Routed(workers, bounds, messages=(2,), on_max_deliveries="drop")
+    workers = [Rejecter("w", 1), Router("r", 2)]
+    return Routed(workers, Bounds(crashes=more), messages=(2,), on_max_deliveries="drop")
 
 
-def broken(large: bool) -> World:
+def broken(more: int) -> World:
     """A handler that fails for every message, until it is repaired: the breaker grants one message
     at a time, after a wait.
     """
-    workers = [Broke("v", 1, most=2, moves=5 if large else 4), Broke("w", 2, most=1, moves=0)]
+    workers = [Broke("v", 1, most=2, moves=4 + more), Broke("w", 2, most=1, moves=0)]
     return Delivery(
-        workers, Bounds(crashes=0, ticks=2 if large else 1), messages=(4,) if large else (3,),
+        workers, Bounds(crashes=0, ticks=1 + more), messages=(3 + more,),
         attempts=9, tick=31 * SECOND, breaker_threshold=2, breaker_reset_timeout="20s",
         breaker_max_wait="30s",
     )  # fmt: skip
 
 
-def paused(large: bool) -> World:
+def paused(more: int) -> World:
     """An owner pauses the group and resumes it, while two workers work."""
     workers = [Worker("v", 1, most=1), Worker("w", 2, most=2), Pauser("o", 3)]
-    bounds = Bounds(crashes=0, ticks=1 if large else 0)
-    return Delivery(workers, bounds, messages=(3,) if large else (2,))
+    return Delivery(workers, Bounds(crashes=0, ticks=more), messages=(2 + more,))
 
 
-def discarding(large: bool) -> World:
+def discarding(more: int) -> World:
     """An owner discards a message, by force if a worker holds it."""
-    return _owned("discard", large)
+    return _owned("discard", more)
 
 
-def retrying(large: bool) -> World:
+def retrying(more: int) -> World:
     """An owner makes a message due, by force if a worker holds it."""
-    return _owned("retry now", large)
+    return _owned("retry now", more)
 
 
-def making_dead(large: bool) -> World:
+def making_dead(more: int) -> World:
     """An owner makes a message dead, by force if a worker holds it."""
-    return _owned("dead letter", large)
+    return _owned("dead letter", more)
 
 
-def _owned(how: str, large: bool) -> World:
+def _owned(how: str, more: int) -> World:
     verbs = ("nack one", "leave", "snooze")
-    workers = [Fickle("v", 1, moves=2 if large else 1, verbs=verbs), Worker("w", 2)]
-    bounds = Bounds(crashes=0, ticks=1 if large else 0)
-    return Delivery([*workers, Owner("o", 3, how)], bounds, messages=(2,))
+    workers = [Fickle("v", 1, moves=1 + more, verbs=verbs), Worker("w", 2)]
+    return Delivery([*workers, Owner("o", 3, how)], Bounds(crashes=0, ticks=more), messages=(2,))
 
 
-def ordered(large: bool) -> World:
+def ordered(more: int) -> World:
     """Keys in order: a worker that gives back, extends and leaves messages as it likes, and one
     that works.
     """
     workers = [
-        Fickle("v", 1, most=3, moves=3 if large else 2, verbs=ANY_MOVE),
+        Fickle("v", 1, most=3, moves=2 + more, verbs=ANY_MOVE),
         Worker("w", 2, most=1),
     ]
     return Delivery(workers, Bounds(crashes=0, ticks=1), keys=KEYS, order="key", attempts=4)
 
 
-def ordered_parts(large: bool) -> World:
+def ordered_parts(more: int) -> World:
     """Keys in order: a worker extends one message of a lease, so that a part of it expires."""
     verbs = ("extend one", "ack one", "leave")
-    workers = [Fickle("v", 1, most=3, moves=3 if large else 2, verbs=verbs), Worker("w", 2)]
+    workers = [Fickle("v", 1, most=3, moves=2 + more, verbs=verbs), Worker("w", 2)]
     return Delivery(workers, Bounds(crashes=0, ticks=1), keys=KEYS, order="key", attempts=4)
 
 
-def ordered_dead(large: bool) -> World:
+def ordered_dead(more: int) -> World:
     """Keys in order: a message that fails each time is dead, and holds back its key until then."""
     first = Fickle("v", 1, most=2, moves=3, verbs=("nack one", REJECT))
     workers, bounds = (
-        [first, Worker("w", 2, most=3 if large else 2)],
-        Bounds(crashes=1 if large else 0),
+        [first, Worker("w", 2, most=2 + more)],
+        Bounds(crashes=more),
     )
     return Delivery(workers, bounds, keys=KEYS, order="key", attempts=2)
 
 
-def ordered_stream(large: bool) -> World:
+def ordered_stream(more: int) -> World:
     """Keys in order: a stream that dies and replays its batch, beside a worker."""
-    driver = Driver("A", 1, 0, flaky if large else good, max_messages=2)
-    workers, bounds = [driver, Worker("w", 2, most=1)], Bounds(crashes=1, ticks=1 if large else 0)
-    return Delivery(workers, bounds, keys=KEYS, order="key", attempts=4)
+    driver = Driver("A", 1, 0, flaky if more else good, max_messages=2)
+    workers = [driver, Worker("w", 2, most=1)]
+    return Delivery(workers, Bounds(crashes=1, ticks=more), keys=KEYS, order="key", attempts=4)
 
 
-def limited_by_key(large: bool) -> World:
+def limited_by_key(more: int) -> World:
     """One message of each key at a time: a worker that does as it likes, and one that works."""
     workers = [
-        Fickle("v", 1, most=3, moves=3 if large else 2, verbs=ANY_MOVE),
+        Fickle("v", 1, most=3, moves=2 + more, verbs=ANY_MOVE),
         Worker("w", 2, most=3),
     ]
     given = {"keys": KEYS, "max_in_flight_per_key": 1, "attempts": 4}
     return Delivery(workers, Bounds(crashes=0, ticks=1), **given)
 
 
-def fair(large: bool) -> World:
+def fair(more: int) -> World:
     """Leases that are divided between two keys, of which one has more messages."""
     verbs = (RELEASE, "leave", "ack one")
-    first = Fickle("v", 1, most=2, moves=3 if large else 2, verbs=verbs)
-    workers, bounds = [first, Worker("w", 2, most=3 if large else 2)], Bounds(crashes=0, ticks=1)
-    return Delivery(workers, bounds, keys="bba", order="fair", attempts=4)
+    first = Fickle("v", 1, most=2, moves=2 + more, verbs=verbs)
+    workers = [first, Worker("w", 2, most=2 + more)]
+    return Delivery(workers, Bounds(crashes=0, ticks=1), keys="bba", order="fair", attempts=4)
 
 
-def last_attempts(large: bool) -> World:
+def last_attempts(more: int) -> World:
     """A worker that nacks messages one by one, and one that takes many at a time: last attempts go
     among themselves.
     """
     first = Fickle("u", 1, most=1, moves=1, verbs=(RELEASE,))
     second = Fickle("v", 2, most=1, moves=1, verbs=("nack one",))
-    bounds = Bounds(crashes=1 if large else 0, ticks=1)
+    bounds = Bounds(crashes=more, ticks=1)
     return Delivery([first, second, Worker("w", 3, most=3)], bounds, attempts=2, tick=11 * SECOND)
 
 
-def manual(large: bool) -> World:
+def manual(more: int) -> World:
     """Only what the handler acks itself counts.
 
     The rest expires, comes again, and is dead at last.
     """
     driver = Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack=None, ack_on_commit=False)
-    return Delivery([driver], Bounds(crashes=1, ticks=1 if large else 0))
+    return Delivery([driver], Bounds(crashes=1, ticks=more))
 
 
-def left(large: bool) -> World:
+def left(more: int) -> World:
     """The same where the stream acks what Spark has committed: not what for_each_batch has left."""
     programs = [Driver("A", 1, 0, Poison(1, "leave"), max_messages=2, ack="manual")]
-    return Delivery(programs, Bounds(crashes=2 if large else 1, ticks=1 if large else 0))
+    return Delivery(programs, Bounds(crashes=1 + more, ticks=more))
 
 
-def left_by_a_zombie(large: bool) -> World:
+def left_by_a_zombie(more: int) -> World:
     """The same, of a driver that stands still while another takes over."""
-    bounds = Bounds(crashes=1 if large else 0, takeovers=1)
+    bounds = Bounds(crashes=more, takeovers=1)
     pair = _pair(Poison(1, "leave"), max_messages=2, ack="manual")
-    return Delivery(pair, bounds, messages=(3,) if large else (2,))
+    return Delivery(pair, bounds, messages=(2 + more,))
 
 
-def capped(large: bool) -> World:
+def capped(more: int) -> World:
     """No more messages in flight than the group allows, however they fall.
 
     And no lease ends before its margin has passed, too.
     """
-    bounds = Bounds(crashes=1 if large else 0, ticks=1)
+    bounds = Bounds(crashes=more, ticks=1)
     return Delivery([Fickle("v", 1, moves=1), Worker("w", 2)], bounds, cap=2, skew=2 * SECOND)
 
 
-def killer(large: bool) -> World:
+def killer(more: int) -> World:
     """A message that kills its driver, until it is dead. Nobody else may die of it."""
-    bounds = Bounds(crashes=0, ticks=2 if large else 1)
+    bounds = Bounds(crashes=0, ticks=1 + more)
     return _stream(Poison(1, "kill"), bounds, attempts=4, must_live=(0, 2))
 
 
-def immortal(large: bool) -> World:
+def immortal(more: int) -> World:
     """A message that kills its driver for ever, in a group without a limit of attempts: the others
     must get through all the same.
     """
-    bounds, most = Bounds(crashes=1 if large else 0), None if large else 500
-    return _stream(Poison(1, "kill"), bounds, attempts=None, must_live=(0, 2), most=most)
+    bounds = Bounds(crashes=more)
+    return _stream(Poison(1, "kill"), bounds, attempts=None, must_live=(0, 2), most=500)
 
 
-def immortal_and_unread(large: bool) -> World:
+def immortal_and_unread(more: int) -> World:
     """The same, with a message that nobody has read yet behind it."""
-    bounds, most = Bounds(crashes=2 if large else 1), None if large else 6_000
-    return _stream(Poison(1, "kill"), bounds, 1, attempts=None, must_live=(0, 2), most=most)
+    bounds = Bounds(crashes=1 + more)
+    return _stream(Poison(1, "kill"), bounds, 1, attempts=None, must_live=(0, 2), most=6_000)
 
 
-def killer_and_crashes(large: bool) -> World:
+def killer_and_crashes(more: int) -> World:
     """The same, and drivers die of other causes too: then a message alone in such a lease may be
     dead.
     """
-    return _stream(Poison(1, "kill"), Bounds(crashes=2 if large else 1, ticks=1), attempts=4)
+    return _stream(Poison(1, "kill"), Bounds(crashes=1 + more, ticks=1), attempts=4)
 
 
-def raiser(large: bool) -> World:
+def raiser(more: int) -> World:
     """A message for which the handler raises: its lease is nacked as a whole, after a backoff."""
-    return _stream(Poison(1, "raise"), Bounds(crashes=1, ticks=2 if large else 1))
+    return _stream(Poison(1, "raise"), Bounds(crashes=1, ticks=1 + more))
 
 
-def rejecter(large: bool) -> World:
+def rejecter(more: int) -> World:
     """A message that the handler rejects."""
-    return _stream(Poison(1, "reject"), Bounds(crashes=2 if large else 1, ticks=1))
+    return _stream(Poison(1, "reject"), Bounds(crashes=1 + more, ticks=1))
 
 
-def returner(large: bool) -> World:
+def returner(more: int) -> World:
     """A message that the handler returns as failed, each time."""
-    return _stream(Poison(1, "return"), Bounds(crashes=2 if large else 1, ticks=1))
+    return _stream(Poison(1, "return"), Bounds(crashes=1 + more, ticks=1))
 
 
-def flaky_verdicts(large: bool) -> World:
+def flaky_verdicts(more: int) -> World:
     """A handler that nacks any message by name, now and then, before it writes the others."""
-    return _stream(flaky, Bounds(crashes=2 if large else 1, ticks=1 if large else 0))
+    return _stream(flaky, Bounds(crashes=1 + more, ticks=more))
 
 
-def flaky_zombie(large: bool) -> World:
+def flaky_zombie(more: int) -> World:
     """The same, of a driver that stands still while another takes over."""
-    bounds = Bounds(crashes=1 if large else 0, takeovers=1)
-    return Delivery(_pair(flaky, max_messages=2), bounds, messages=(3,) if large else (2,))
+    bounds = Bounds(crashes=more, takeovers=1)
+    return Delivery(_pair(flaky, max_messages=2), bounds, messages=(2 + more,))
 
 
-def refusing(large: bool) -> World:
+def refusing(more: int) -> World:
     """A handler that nacks a whole batch by name, now and then, so that several are on their last
     attempt together.
     """
-    return _stream(refuses, Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
+    return _stream(refuses, Bounds(crashes=1 + more), messages=(2 + more,))
 
 
-def failing_batches(large: bool) -> World:
+def failing_batches(more: int) -> World:
     """A handler that fails as a whole, now and then, before it has written anything."""
-    return _stream(failing, Bounds(crashes=2 if large else 1), messages=(3,) if large else (2,))
+    return _stream(failing, Bounds(crashes=1 + more), messages=(2 + more,))
 
 
-def releasing(large: bool) -> World:
+def releasing(more: int) -> World:
     """A handler that gives its lease back, now and then: as if it had never been leased, or not
     replayed.
     """
-    return _stream(releases, Bounds(crashes=3 if large else 2), messages=(2,))
+    return _stream(releases, Bounds(crashes=2 + more), messages=(2,))
 
 
-def outages(large: bool) -> World:
+def outages(more: int) -> World:
     """A store out of reach for more batches than a message has attempts: no message may die of
     it.
     """
-    bounds = Bounds(crashes=0, ticks=1 if large else 0)
-    return _stream(unreachable, bounds, 2, must_live=(0, 1, 2))
+    return _stream(unreachable, Bounds(crashes=0, ticks=more), 2, must_live=(0, 1, 2))
 
 
-def plain_sink(large: bool) -> World:
+def plain_sink(more: int) -> World:
     """No foreachBatch: what Spark has committed is acked when it asks for more."""
-    return _stream(None, Bounds(crashes=2 if large else 1, ticks=1), 2)
+    return _stream(None, Bounds(crashes=1 + more, ticks=1), 2)
 
 
-def routing(large: bool) -> World:
+def routing(more: int) -> World:
     """Two sweepers route the same dead messages, and die on the way."""
-    routers, bounds = [Router("r", 1), Router("s", 2)], Bounds(crashes=2 if large else 1)
+    routers, bounds = [Router("r", 1), Router("s", 2)], Bounds(crashes=1 + more)
     return Routed(routers, bounds, setup=[Rejecter("w", 3)], fine=True, messages=(2,))
 
 
-def routing_goes_on(large: bool) -> World:
+def routing_goes_on(more: int) -> World:
     """Two sweepers route what a worker rejects, one message after the other."""
     programs = [Router("r", 1), Router("s", 2), Rejecter("w", 3, most=1)]
-    return Routed(programs, Bounds(crashes=1 if large else 0), messages=(3,) if large else (2,))
+    return Routed(programs, Bounds(crashes=more), messages=(2 + more,))
 
 
-def routing_and_seek(large: bool) -> World:
+def routing_and_seek(more: int) -> World:
     """A sweeper routes, its group is sought back meanwhile, and a worker does what is there
     again.
     """
     programs = [Router("r", 1), Seeker("o", 2), Worker("w", 3, most=9)]
-    return Routed(programs, Bounds(crashes=1), setup=[Rejecter("x", 4)], fine=large, messages=(2,))
+    return Routed(
+        programs, Bounds(crashes=1), setup=[Rejecter("x", 4)], fine=bool(more), messages=(2,)
+    )
 
 
-def redriving(large: bool) -> World:
+def redriving(more: int) -> World:
     """Two redrivers of the same dead letters, which die on the way."""
     redrivers, setup = (
         [Redriver("d", 1), Redriver("e", 2)],
         [Rejecter("w", 3), Router("r", 4, times=1)],
     )
-    return Redriven(redrivers, Bounds(crashes=1), setup=setup, fine=large, messages=(2,))
+    return Redriven(redrivers, Bounds(crashes=1), setup=setup, fine=bool(more), messages=(2,))
 
 
-def trim_and_new_group(large: bool) -> World:
+def trim_and_new_group(more: int) -> World:
     """Files are dropped while a group comes to be."""
     programs, setup = [Trimmer("t", 1), Joiner("n", 2, "new")], [Joiner("w", 3, "g")]
-    bounds, messages = Bounds(crashes=1 if large else 0), (1, 1, 1) if large else (1, 1)
+    bounds, messages = Bounds(crashes=more), (1,) * (2 + more)
     return Trimmed(programs, bounds, setup=setup, messages=messages)
 
 
-def trim_and_new_group_and_crashes(large: bool) -> World:
+def trim_and_new_group_and_crashes(more: int) -> World:
     """One file is dropped while a group comes to be, and a process dies."""
     programs = [Trimmer("t", 1), Joiner("n", 2, "new")]
     setup = [Joiner("w", 3, "g")]
-    return Trimmed(programs, Bounds(crashes=1), setup=setup, messages=(1, 1) if large else (1,))
+    return Trimmed(programs, Bounds(crashes=1), setup=setup, messages=(1,) * (1 + more))
 
 
-def trim_and_seek(large: bool) -> World:
+def trim_and_seek(more: int) -> World:
     """Files are dropped while a group goes back to the earliest message."""
     programs = [Trimmer("t", 1), Seeker("o", 2), Joiner("n", 4, "g")]
-    bounds = Bounds(crashes=1 if large else 0)
-    return Trimmed(programs, bounds, setup=[Joiner("w", 3, "g")], messages=(1, 1))
+    return Trimmed(programs, Bounds(crashes=more), setup=[Joiner("w", 3, "g")], messages=(1, 1))
 
 
-def restored(large: bool) -> World:
+def restored(more: int) -> World:
     """``messages/`` is restored alone, others publish, and it is recovered while a worker waits.
 
     Processes die.
     """
     programs, setup = [Restorer("r", 1), Patient("n", 2, "g")], [Joiner("w", 3, "g")]
-    bounds, messages = Bounds(crashes=2 if large else 1), (1, 1, 1) if large else (1, 1)
+    bounds, messages = Bounds(crashes=1 + more), (1,) * (2 + more)
     return Restored(programs, bounds, setup=setup, messages=messages)
 
 
 KEYS = "baa"
 """Two messages of one key and one of another, in the order of their lanes."""
 
-WORLDS: dict[str, Callable[[bool], World]] = {
+WORLDS: dict[str, Callable[[int], World]] = {
     build.__name__: build
     for build in (
         crashes, zombie, zombie_and_crashes, company, driver_and_worker, kept_alive, fickle, manual,

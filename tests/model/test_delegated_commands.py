@@ -20,6 +20,7 @@ from spark_mq.errors import CommitConflict
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.commit_turn import SERVED, DelegatedRequest
 from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
+from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.clock import system_clock
 
@@ -36,7 +37,7 @@ class Writer:
     turn: DelegationTurn | None = None
     leads: bool = False
     requests: Sequence[DelegatedRequest] = ()
-    deletes: list[Sequence[str]] = field(default_factory=list)
+    deletes: list[DelegatedRequest] = field(default_factory=list)
 
 
 class Requests(Writers):
@@ -92,8 +93,7 @@ class Requests(Writers):
     def commit(self, at: int) -> None:
         """It commits its own request and those that it has read."""
         writer = self.writers[at]
-        if writer.turn is None:
-            return
+        assert writer.turn is not None
         writer.leads = False
         snapshot = writer.table.read(GROUP, refresh=False)
         writer.requests = writer.turn.not_run(writer.requests)
@@ -101,22 +101,29 @@ class Requests(Writers):
             self.accepted.add(writer.turn.request_id)
             writer.turn = None
             return
+        turn, requests = writer.turn, writer.requests
+        if self.write(writer, snapshot, [turn._request, *requests], {turn.request_id: None}):
+            self.own[turn.request_id] += 1
+            writer.deletes += [turn._request, *requests]
+            writer.turn = None
+
+    def write(
+        self, writer: Writer, snapshot: LedgerSnapshot, requests: Sequence[DelegatedRequest],
+        served: dict[str, Any],
+    ) -> bool:  # fmt: skip
+        """Commit requests. Return whether nobody was faster."""
+        others = {one.request_id for one in requests} - served.keys()
         self.revision += 1
-        served: dict[str, Any] = {one.request_id: ["done"] for one in writer.requests}
-        note = {"group": GROUP, SERVED: {writer.turn.request_id: None, **served}}
         try:
             writer.table.write(
                 (snapshot, Ledger(LedgerHeader(revision=self.revision))),
                 operation_id=f"op{self.revision}",
-                note=note,
+                note={"group": GROUP, SERVED: served | {key: ["done"] for key in others}},
             )
         except CommitConflict:
-            return
-        self.own[writer.turn.request_id] += 1
-        self.ran.update(served.keys())
-        paths = [f"{FOLDER}/{one.name}" for one in (writer.turn._request, *writer.requests)]
-        writer.deletes.append(paths)
-        writer.turn = None
+            return False
+        self.ran.update(others)
+        return True
 
     @rule(at=WRITERS)
     def another_thread_looks(self, at: int) -> None:
@@ -127,8 +134,7 @@ class Requests(Writers):
     def delete(self, at: int) -> None:
         """Its thread deletes what its commits ran, late."""
         writer = self.writers[at]
-        for paths in writer.deletes:
-            writer.table.files.delete_many(paths)
+        writer.table.files.delete_many([f"{FOLDER}/{one.name}" for one in writer.deletes])
         writer.deletes.clear()
 
     @rule(at=WRITERS)
@@ -166,19 +172,9 @@ class Leaders(Requests):
                 self.led[at] = writer, turn, found
             return
         snapshot = writer.table.read(GROUP, refresh=False)
-        served = {one.request_id: ["done"] for one in turn.not_run(requests)}
-        self.revision += 1
-        try:
-            writer.table.write(
-                (snapshot, Ledger(LedgerHeader(revision=self.revision))),
-                operation_id=f"op{self.revision}",
-                note={"group": GROUP, SERVED: served},
-            )
-        except CommitConflict:
-            return
-        self.ran.update(served.keys())
-        writer.deletes.append([f"{FOLDER}/{one.name}" for one in requests])
-        self.led[at] = writer, turn, ()
+        if self.write(writer, snapshot, turn.not_run(requests), {}):
+            writer.deletes += requests
+            self.led[at] = writer, turn, ()
 
 
 TestRequests = Requests.TestCase

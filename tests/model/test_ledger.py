@@ -35,56 +35,47 @@ step.
 
 numbers = st.integers(0, 10**6)
 seconds = st.sampled_from([0, 1, 3, 10, 61, 1000])
+verbs = st.sampled_from(["ack", "ack", "nack", "nack", "reject", "release"])
+anywhere = st.lists(numbers, max_size=8)
 sizes = st.one_of(st.integers(1, 12), st.sampled_from([30, 100, 10_000]))
+
+
+WAITS = {
+    "retry_delay": 2 * SECOND, "max_retry_delay": 7 * SECOND,
+    "breaker_reset_timeout": 3 * SECOND, "breaker_max_wait": 10 * SECOND,
+}  # fmt: skip
+RULES = {
+    "max_delivery_attempts": st.sampled_from([1, 2, 2, 3, 3, 4, 5, None]),
+    "clock_skew": st.sampled_from([0, SECOND]),
+    "max_in_flight": st.sampled_from([None, None, 6, 25]),
+    "max_tracked_ranges": st.sampled_from([200_000, 200_000, 3, 8]),
+    "retry": st.sampled_from(["exponential", "exponential", "linear", "constant", "none"]),
+    "max_failures": st.sampled_from([None, None, 1, 2, 3]),
+    "max_retry_age": st.sampled_from([None, None, 10 * SECOND]),
+    "on_max_deliveries": st.sampled_from(["dead_letter", "dead_letter", "drop", "block"]),
+    "on_reject": st.sampled_from(["dead_letter", "dead_letter", "drop"]),
+    "breaker_threshold": st.sampled_from([None, 1, 2, 3]),
+}
 
 
 class LedgerMachine(RuleBasedStateMachine):
     """A group and its reference live through the same operations."""
 
     @initialize(
-        n=st.sampled_from([1, 2, 2, 3, 3, 4, 5, None]),
-        skew=st.sampled_from([0, SECOND]),
-        in_flight=st.sampled_from([None, None, 6, 25]),
-        ranges=st.sampled_from([200_000, 200_000, 3, 8]),
+        rules=st.fixed_dictionaries(RULES),
         floor=st.sampled_from([-1, -1, 2 << 32]),
         rows=st.integers(1, 60),
-        retry=st.sampled_from(["exponential", "exponential", "linear", "constant", "none"]),
-        failures=st.sampled_from([None, None, 1, 2, 3]),
-        age=st.sampled_from([None, None, 10 * SECOND]),
-        exhausted=st.sampled_from(["dead_letter", "dead_letter", "drop", "block"]),
-        reject=st.sampled_from(["dead_letter", "dead_letter", "drop"]),
-        threshold=st.sampled_from([None, 1, 2, 3]),
         list_limit=st.sampled_from([100, -1, 3]),
     )
-    def begin(
-        self, *, n, skew, in_flight, ranges, floor, rows, retry, failures, age, exhausted, reject,
-        threshold, list_limit,
-    ):  # fmt: skip
-        # Lists, tables, and both in turn.
-        stored_ranges.LIST_LIMIT = list_limit
-        rules = limits(
-            max_delivery_attempts=n,
-            clock_skew=skew,
-            retry_delay=2 * SECOND,
-            max_retry_delay=7 * SECOND,
-            max_in_flight=in_flight,
-            max_tracked_ranges=ranges,
-            retry=retry,
-            max_failures=failures,
-            max_retry_age=age,
-            on_max_deliveries=exhausted,
-            on_reject=reject,
-            breaker_threshold=threshold,
-            breaker_reset_timeout=3 * SECOND,
-            breaker_max_wait=10 * SECOND,
-        )
-        self.group = JudgedGroup(rules, floor)
+    def begin(self, *, rules, floor, rows, list_limit):
+        stored_ranges.LIST_LIMIT = list_limit  # lists, tables, and both in turn
+        self.group = JudgedGroup(limits(**WAITS, **rules), floor)
         self.reference = self.group.reference
         self.leases: list[str] = []
         self.batches: dict[str, int] = {}  # of a stream: how often it was replayed
         self.routings: list[str] = []
         self.ids = 0
-        self.reported: dict[str, int] = {}
+        self.reported = Counter[str]()
         self.version = 2
         self.publish(1, [(rows, 1)])
 
@@ -118,15 +109,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # -- leasing
 
-    @rule(
-        limit=sizes,
-        timeout=seconds,
-        reserved_attempts=st.sampled_from([0, 1]),
-        stream=st.booleans(),
-    )
-    def lease(self, limit, timeout, reserved_attempts, stream):
+    @rule(limit=sizes, timeout=seconds, reserved=st.booleans(), stream=st.booleans())
+    def lease(self, limit, timeout, reserved, stream):
         """A worker asks; a stream with a batch's name and a reserved attempt."""
-        self.take(limit, timeout, reserved_attempts if (self.reference.n or 5) >= 3 else 0, stream)
+        self.take(
+            limit,
+            timeout,
+            int(reserved and (self.reference.max_delivery_attempts or 5) >= 3),
+            stream,
+        )
 
     @rule(
         limit=sizes,
@@ -136,17 +127,11 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def lease_less(self, limit, max_bytes, max_sequence, back):
         """With a limit of bytes, or as Trigger.AvailableNow."""
-        pool = self.pool()
-        max_sequence = None if max_sequence is None else pool[max_sequence % len(pool)]
-        self.take(
-            limit,
-            60,
-            0,
-            False,
-            max_bytes=max_bytes,
-            max_sequence=max_sequence,
-            due_by=None if back is None else self.group.now - back * SECOND,
-        )
+        if max_sequence is not None:
+            (max_sequence,) = self.from_pool([max_sequence])
+        due_by = None if back is None else self.group.now - back * SECOND
+        less = {"max_bytes": max_bytes, "max_sequence": max_sequence, "due_by": due_by}
+        self.take(limit, **less)
 
     @rule(
         limit=sizes,
@@ -159,15 +144,15 @@ class LedgerMachine(RuleBasedStateMachine):
         pool = self.pool()
         named = [(pool[at % len(pool)], length) for at, length in runs]
         named = normalise((first, first + length) for first, length in named)
-        self.take(limit, 60, 0, False, intervals=named)
+        self.take(limit, intervals=named)
 
     @precondition(lambda self: self.reference.opened is not None)
     @rule(limit=sizes)
     def lease_trial(self, limit):
         self.group.now = max(self.group.now, self.reference.trial_from)
-        self.take(limit, 60, 0, False)
+        self.take(limit)
 
-    def take(self, limit, timeout, reserved_attempts, stream, **less):
+    def take(self, limit, timeout=60, reserved_attempts=0, stream=False, **less):
         name = f"s/{self.new_id('')}/" if stream else self.new_id("lease")
         lease_id, worker = f"{name}runner0" if stream else name, f"{limit % 2}~worker{limit % 3}"
         given = {"timeout": timeout * SECOND, "reserved_attempts": reserved_attempts, **less}
@@ -182,12 +167,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.extend_by(self.some_lease(which), timeout, None)
 
     @precondition(lambda self: self.leases)
-    @rule(which=numbers, timeout=seconds, names=st.lists(numbers, max_size=8))
+    @rule(which=numbers, timeout=seconds, names=anywhere)
     def extend_some(self, which, timeout, names):
         """Sequences from anywhere, and some that the lease holds."""
-        lease_id, pool = self.some_lease(which), self.pool()
+        lease_id = self.some_lease(which)
         held = [m.seq for m in self.reference.held_mask(lease_id)]
-        seqs = {pool[name % len(pool)] for name in names[::3]}
+        seqs = set(self.from_pool(names[::3]))
         seqs |= {held[name % len(held)] for name in names if held}
         self.extend_by(lease_id, timeout, sorted(seqs))
 
@@ -208,32 +193,20 @@ class LedgerMachine(RuleBasedStateMachine):
     # -- settling
 
     @precondition(lambda self: self.leases)
-    @rule(
-        which=numbers,
-        verb=st.sampled_from(["ack", "ack", "nack", "nack", "reject", "release"]),
-        delay=st.one_of(st.none(), seconds),
-    )
+    @rule(which=numbers, verb=verbs, delay=st.one_of(st.none(), seconds))
     def settle_all(self, which, verb, delay):
         self.settle(verb, self.some_lease(which), None, delay=delay)
 
     @precondition(lambda self: self.leases)
-    @rule(
-        which=numbers,
-        verb=st.sampled_from(["ack", "ack", "nack", "nack", "reject", "release"]),
-        names=st.lists(numbers, max_size=8),
-        delay=st.one_of(st.none(), seconds),
-    )
+    @rule(which=numbers, verb=verbs, names=anywhere, delay=st.one_of(st.none(), seconds))
     def settle_any(self, which, verb, names, delay):
         """Sequences from anywhere: of other leases, settled, unread, in gaps, not yet published."""
-        pool = self.pool()
-        self.settle(
-            verb, self.some_lease(which), [pool[name % len(pool)] for name in names], delay=delay
-        )
+        self.settle(verb, self.some_lease(which), self.from_pool(names), delay=delay)
 
     @precondition(lambda self: self.leases)
     @rule(
         which=numbers,
-        verb=st.sampled_from(["ack", "nack", "reject", "release"]),
+        verb=verbs,
         start=numbers,
         length=st.integers(1, 40),
         step=st.integers(1, 3),
@@ -245,9 +218,8 @@ class LedgerMachine(RuleBasedStateMachine):
         left.
         """
         lease_id = self.some_lease(which)
-        held = [m.seq for m in self.reference.held_mask(lease_id)] or [
-            m.seq for m in self.reference.messages
-        ]
+        held = self.reference.held_mask(lease_id) or self.reference.messages
+        held = [m.seq for m in held]
         start %= len(held)
         self.settle(verb, lease_id, held[start : start + length : step], whole=whole, jitter=jitter)
 
@@ -289,12 +261,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         how=st.sampled_from(["retry", "drop", "dead_letter"]),
-        names=st.one_of(st.none(), st.lists(numbers, max_size=8)),
+        names=st.one_of(st.none(), anywhere),
     )
     def unblock(self, how, names):
         self.group.expire_leases()
-        pool = self.pool()
-        seqs = None if names is None else [pool[name % len(pool)] for name in names]
+        seqs = None if names is None else self.from_pool(names)
         total = self.group.run(Unblock(how, intervals_of(seqs)))
         assert total == self.reference.unblock(how, self.group.now, seqs)
 
@@ -308,8 +279,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """The owner's changes of single messages, wherever they stand."""
         self.group.expire_leases()
         pool = [m.seq for m in self.reference.messages if m.state != "settled"] if near else []
-        pool = pool or self.pool()
-        seqs = [pool[name % len(pool)] for name in names]
+        seqs = [pool[name % len(pool)] for name in names] if pool else self.from_pool(names)
         done = self.group.run(Intervene(how, intervals_of(seqs), force=force))
         barred = {seq for first, last, _ in done.held for seq in range(first, last + 1)}
         expected, held = self.reference.intervene(how, seqs, self.group.now, force)
@@ -365,6 +335,10 @@ class LedgerMachine(RuleBasedStateMachine):
         after = self.group.index.last_sequence + 5
         return sorted({m.seq for m in self.reference.messages} | set(ends) | {after})
 
+    def from_pool(self, names):
+        pool = self.pool()
+        return [pool[name % len(pool)] for name in names]
+
     def some_lease(self, which):
         """Mostly one of the last few; any other, too."""
         recent = self.leases[-5:]
@@ -389,13 +363,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert r.message_count == group.index.count(r.first, r.last)
                 if r.state == "settled":
                     ended[end_reason_of(event)] += r.message_count
-            counted = group.ledger.head.counters
-            assert {
-                name: counted[name] - self.reported.get(name, 0)
-                for name in counted
-                if counted[name] != self.reported.get(name, 0)
-            } == ended
-            self.reported = dict(counted)
+            counted = Counter(group.ledger.head.counters)
+            assert counted - self.reported == ended
+            self.reported = counted
             rows = to_rows("group", group.ledger)
             group.ledger = group.ledger.replaced(group.ledger.head, ())
             if self.ids % 7 == 0:

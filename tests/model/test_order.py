@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.ledger_group import SECOND, TIMEOUT, Group, limits
 from support.rule_variants import returns, rule_variant
 
@@ -32,23 +32,21 @@ published = st.lists(
 picks = st.lists(st.integers(0, 30), min_size=1, max_size=4)
 
 
+RULES = {
+    "max_delivery_attempts": st.sampled_from([2, 3, 4, 5, None]),
+    "order": st.sampled_from(["key", "key", "key", "none"]),
+    "on_max_deliveries": st.sampled_from(["dead_letter", "block", "drop"]),
+    "max_in_flight": st.sampled_from([None, None, 5]),
+}
+
+
 class Order(RuleBasedStateMachine):
     """An ordered group, or one with priorities only."""
 
-    @initialize(
-        lanes=st.sampled_from([1, 2, 3, 8]),
-        n=st.sampled_from([2, 3, 4, 5, None]),
-        ordered=st.sampled_from([True, True, True, False]),
-        exhausted=st.sampled_from(["dead_letter", "block", "drop"]),
-        in_flight=st.sampled_from([None, None, 5]),
-    )
-    def begin(self, *, lanes, n, ordered, exhausted, in_flight):
-        self.layout, self.ordered = SlotLayout(lanes), ordered
-        rules = limits(
-            max_delivery_attempts=n, clock_skew=0, retry_delay=5 * SECOND,
-            on_max_deliveries=exhausted, max_in_flight=in_flight, breaker_threshold=None,
-            order="key" if ordered else "none",
-        )  # fmt: skip
+    @initialize(lanes=st.sampled_from([1, 2, 3, 8]), rules=st.fixed_dictionaries(RULES))
+    def begin(self, *, lanes, rules):
+        self.layout, self.ordered = SlotLayout(lanes), rules["order"] == "key"
+        rules = limits(retry_delay=5 * SECOND, breaker_threshold=None, **rules)
         self.group = Group(0, rules, [])
         self.group.index = MessageIndex(lanes=lanes)
         self.reference = ReferenceGroup.of(rules, by_lane=True)
@@ -100,12 +98,13 @@ class Order(RuleBasedStateMachine):
         }
 
     def held(self, lease_id):
-        states = self.states()
-        return [
-            seq
-            for seq, (state, lease, _) in states.items()
-            if (state, lease) == ("leased", lease_id)
-        ]
+        return [seq for seq, known in self.states().items() if known[:2] == ("leased", lease_id)]
+
+    def some_lease(self, which):
+        """Return a lease, and let all others expire."""
+        lease_id = self.leases[which % len(self.leases)]
+        self.group.expire_leases(lease_id)
+        return lease_id
 
     # -- leases
 
@@ -135,6 +134,7 @@ class Order(RuleBasedStateMachine):
 
     # -- settles
 
+    @precondition(lambda self: self.leases)
     @rule(
         which=st.integers(0, 100),
         verb=st.sampled_from([ACK, ACK, NACK, REJECT, RELEASE]),
@@ -142,10 +142,7 @@ class Order(RuleBasedStateMachine):
         how=st.sampled_from(["all", "whole", "named"]),
     )
     def settle(self, which, verb, some, how):
-        if not self.leases:
-            return
-        lease_id = self.leases[which % len(self.leases)]
-        self.group.expire_leases(lease_id)
+        lease_id = self.some_lease(which)
         mine = self.held(lease_id)
         named = sorted({mine[at % len(mine)] for at in some}) if mine else []
         wanted = {"all": None, "whole": mine, "named": named}[how]
@@ -165,25 +162,18 @@ class Order(RuleBasedStateMachine):
             assert gone <= reported
         by_seq = {m.seq: m for m in self.messages}
         for seq in gone:
-            m = by_seq[seq]
+            m, (state, _, count) = by_seq[seq], after[seq]
             assert self.ordered
             assert m.key is not None
-            assert after[seq][0] == "available"
-            assert after[seq][2] == before[seq][2] - 1, "a message that was not named is counted"
-            assert any(
-                o.lane == m.lane
-                and o.priority == m.priority
-                and o.seq < seq
-                and after[o.seq][0] in ("available", "blocked")
-                for o in self.messages
-            ), f"{seq} returns, and nothing waits before it"
+            assert (state, count) == ("available", before[seq][2] - 1), "it was not named"
+            slot = [o for o in self.messages if (o.lane, o.priority) == (m.lane, m.priority)]
+            waits = [o for o in slot if o.seq < seq and after[o.seq][0] in ("available", "blocked")]
+            assert waits, f"{seq} returns, and nothing waits before it"
 
+    @precondition(lambda self: self.leases)
     @rule(which=st.integers(0, 100), some=picks, whole=st.booleans())
     def extend(self, which, some, whole):
-        if not self.leases:
-            return
-        lease_id = self.leases[which % len(self.leases)]
-        self.group.expire_leases(lease_id)
+        lease_id = self.some_lease(which)
         states = self.states()
         seqs = [m.seq for m in self.messages if states[m.seq][1] == lease_id]
         wanted = None if whole or not seqs else [seqs[at % len(seqs)] for at in some]
@@ -201,14 +191,12 @@ class Order(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 100), again=st.booleans())
     def replay(self, which, again):
-        streams = [one for one in self.leases if one.startswith("s/")]
+        streams = [lease_id for lease_id in self.leases if lease_id.startswith("s/")]
         if not streams:
             return
-        lease_id = streams[which % len(streams)]
-        prefix = lease_id.rpartition("/")[0] + "/"
+        prefix = streams[which % len(streams)].rpartition("/")[0] + "/"
         self.ids += 1
-        mine = [one for one in self.leases if one.startswith(prefix)]
-        self.group.expire_leases(*mine)
+        self.group.expire_leases(*(lease for lease in streams if lease.startswith(prefix)))
         if self.group.replay_batch(f"{prefix}{self.ids}", again, worker="w"):
             self.leases.append(f"{prefix}{self.ids}")
 
@@ -278,7 +266,7 @@ TestOrder = Order.TestCase
 
 def test_the_judge_finds_a_lease_that_takes_a_lower_priority_too_early() -> None:
     world = Order()
-    world.begin(lanes=2, n=None, ordered=True, exhausted="drop", in_flight=None)
+    world.begin(lanes=2, rules={"order": "key"})
     world.publish([(key, priority, 0) for key in "abcde" for priority in (0, 9)], foreign=False)
     early = rule_variant("OrderedWalk.leaves", returns(False))
     with early, pytest.raises(AssertionError, match="before a higher priority"):

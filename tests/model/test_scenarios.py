@@ -34,9 +34,8 @@ def test_no_interleaving_breaks_a_promise(name: str, request: pytest.FixtureRequ
     large = request.config.getoption("--large-worlds")
     if name in TOO_LARGE and not large:
         pytest.skip("too large to be explored whole: make worlds WORLD=" + name)
-    world = WORLDS[name](large)
-    if not large:
-        world.most = world.most or MOST_STATES
+    world = WORLDS[name](int(large))
+    world.most = None if large else world.most or MOST_STATES
     found = explore(world)
     print(f"{name}: {found}")
     assert found.finished
@@ -53,7 +52,7 @@ def test_no_rule_can_be_missed(mutant: Mutant) -> None:
     promise.
     """
     with mutant.applied(), pytest.raises(Violation):
-        explore(WORLDS[mutant.world](False))
+        explore(WORLDS[mutant.world](0))
 
 
 @pytest.mark.parametrize("double", DOUBLES)
