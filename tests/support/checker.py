@@ -7,6 +7,7 @@ Plain Python over rows, and no code of spark_mq: it must be able to find the led
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,8 +85,6 @@ def check(
 
 
 def between(sequences: list[int], first: int, last: int) -> list[int]:
-    from bisect import bisect_left, bisect_right
-
     return sequences[bisect_left(sequences, first) : bisect_right(sequences, last)]
 
 

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.transaction import AddAction
 
 from spark_mq import Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from support.tables import context_of, messages_of
+from support.tables import add_file, context_of, messages_of
 
 if TYPE_CHECKING:
     from spark_mq.spark.stream_reader import LeaseReader
@@ -247,9 +244,6 @@ def numbered(count: int) -> list[str]:
 
 def add_foreign_file(queue: Queue, name: str, rows: pa.Table) -> None:
     """Publish rows as a foreign writer does, with a name and columns of its own."""
-    table = messages_of(queue).path
-    path = Path(table, name)
+    path = Path(messages_of(queue).path, name)
     pq.write_table(rows, path)
-    statistics = json.dumps({"numRecords": rows.num_rows})
-    add = AddAction(name, path.stat().st_size, {}, 0, True, statistics)
-    DeltaTable(table).create_write_transaction([add], "append", MESSAGE_SCHEMA, [])
+    add_file(queue, name, path.stat().st_size, json.dumps({"numRecords": rows.num_rows}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from pyarrow import fs
 
 from spark_mq.delta.storage_options import store_options
 
-__all__ = ["SERVERS", "STORES", "RemoteStore", "race", "s3_options", "versitygw"]
+__all__ = ["SERVERS", "STORES", "RemoteStore", "race", "s3_options", "started", "versitygw"]
 
 BUCKET: Final = "queues"
 STORES: Final = Path(__file__).parents[2] / ".venv" / "stores"
@@ -83,7 +84,7 @@ def versitygw() -> Iterator[RemoteStore]:
     """An S3 server over files, with one bucket."""
     with tempfile.TemporaryDirectory(prefix="versitygw") as folder:
         (Path(folder) / BUCKET).mkdir()
-        with _started(
+        with started(
             "versitygw", "--access", "testing", "--secret", "testing-secret", "--keep-alive",
             "--quiet", "--port", "127.0.0.1:{port}", "posix", folder,
         ) as url:  # fmt: skip
@@ -97,7 +98,7 @@ def azurite() -> Iterator[RemoteStore]:
     """An emulator of Azure's blobs, with one container."""
     with (
         tempfile.TemporaryDirectory(prefix="azurite") as folder,
-        _started(
+        started(
             "azurite", "--blobHost", "127.0.0.1", "--blobPort", "{port}", "--location", folder,
             "--silent", "--disableTelemetry", "--skipApiVersionCheck",
         ) as url,
@@ -115,7 +116,7 @@ def azurite() -> Iterator[RemoteStore]:
 def fake_gcs() -> Iterator[RemoteStore]:
     """An emulator of Google's store behind a proxy that adds its XML uploads, with one bucket."""
     with (
-        _started(
+        started(
             "fake-gcs-server", "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1",
             "-public-host", "127.0.0.1", "-port", "{port}",
         ) as target,
@@ -221,7 +222,9 @@ def _client(store: RemoteStore) -> Any:
 
 
 @contextlib.contextmanager
-def _started(program: str, *arguments: str) -> Iterator[str]:
+def started(
+    program: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Run a server until the block ends. Its address is known once it answers."""
     path = STORES / program
     assert path.exists(), f"{program} is not installed: run scripts/install-store {program}"
@@ -229,8 +232,10 @@ def _started(program: str, *arguments: str) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     quiet = subprocess.DEVNULL
-    command = [str(path), *(one.format(port=port) for one in arguments)]
-    server = subprocess.Popen(command, stdout=quiet, stderr=quiet, stdin=quiet)
+    server = subprocess.Popen(
+        [str(path), *(one.format(port=port) for one in arguments)],
+        stdin=quiet, stdout=quiet, stderr=quiet, env={**os.environ, **(environment or {})},
+    )  # fmt: skip
     try:
         deadline = time.monotonic() + 60
         while True:

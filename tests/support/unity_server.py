@@ -5,20 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
-import socket
-import subprocess
 import tempfile
-import time
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from support.short_keys import ShortKeys
-from support.stores import STORES
+from support.stores import STORES, started
 
 __all__ = ["UnityServer", "unity_server"]
 
@@ -76,7 +72,7 @@ def unity_server(life: float) -> Iterator[UnityServer]:
         (folder / "files" / BUCKET).mkdir(parents=True)
         (folder / "accounts").mkdir()
         store = stack.enter_context(
-            _started(
+            started(
                 "versitygw", "--access", "root", "--secret", "root-secret", "--keep-alive",
                 "--quiet", "--port", "127.0.0.1:{port}", "--iam-dir", str(folder / "accounts"),
                 "--iam-cache-disable", "posix", str(folder / "files"),
@@ -94,7 +90,7 @@ def unity_server(life: float) -> Iterator[UnityServer]:
         )
         around = {"HTTPS_PROXY": keys.proxy, "SSL_CERT_FILE": str(keys.authority)}
         url = stack.enter_context(
-            _started(
+            started(
                 "uc-server", "serve", "--config", str(config), "--host", "127.0.0.1",
                 "--port", "{port}", "--no-ui", environment=around,
             )
@@ -109,33 +105,3 @@ def unity_server(life: float) -> Iterator[UnityServer]:
         server.call("/catalogs", {"name": "main"})
         server.call("/schemas", {"name": "app", "catalog_name": "main"})
         yield server
-
-
-@contextlib.contextmanager
-def _started(
-    program: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """Run a server until the block ends. Its address is known once it answers."""
-    assert (STORES / program).exists(), (
-        f"{program} is not installed: make test-suite SUITE=catalog does it"
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [str(STORES / program), *(one.format(port=port) for one in arguments)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, **(environment or {})},
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            assert server.poll() is None, f"{program} did not start"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert time.monotonic() < deadline, f"{program} does not answer"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait()
