@@ -135,7 +135,7 @@ def put_back(queue: Path, past: Path, table: str, folder: Path) -> list[str]:
         wrong.append(f"{len(must - delivered)} of {len(must)} messages are lost")
     back.sweep()
     stats = back.group(GROUP).stats()
-    if stats.ready or stats.leased or stats.dead or stats.transferring:
+    if stats.unsettled - stats.delayed:
         wrong.append(f"not drained: {stats}")
     if (left := Queue.open(path).recover(dry_run=True)).needed:
         wrong.append(f"not recovered: {left}")

@@ -52,6 +52,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT, SKEW, ATTEMPTS, POISONS = 2.0, 0.2, 6, 2
 LANES = 16
 STREAM_KILLS = 6
+SHOWN = {"messages", "leases"}
+"""Counts that are no events."""
 
 
 @dataclass
@@ -120,9 +122,8 @@ class Submitted:
 
     def __init__(self, path: str, folder: Path, number: int) -> None:
         self._alive, self._since = folder / f"alive-{number}", time.time()
-        conf = (
-            folder / "conf"
-        )  # without the packages that conf/ names: they are looked up again at each start
+        # Without the packages that conf/ names: they are looked up again at each start.
+        conf = folder / "conf"
         conf.mkdir(exist_ok=True)
         (conf / "spark-defaults.conf").write_text(
             "spark.master local[2]\nspark.ui.enabled false\nspark.log.level WARN\n"
@@ -134,21 +135,12 @@ class Submitted:
             "--checkpoint", str(folder / f"checkpoint-{number}"),
             "--visibility-timeout", f"{TIMEOUT * 5}s", "--ack", "on_success",
         ]  # fmt: skip
-        environment = {
-            **os.environ,
-            "FAULT_SINK": str(folder / "sink"),
-            "FAULT_ALIVE": str(self._alive),
-            "SPARK_CONF_DIR": str(conf),
-        }
+        own = {"FAULT_SINK": folder / "sink", "FAULT_ALIVE": self._alive, "SPARK_CONF_DIR": conf}
         self._log = (folder / "spark.log").open("a")
         self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-            cwd=ROOT,
-        )
+            command, env=os.environ | {name: str(path) for name, path in own.items()},
+            stdout=self._log, stderr=self._log, start_new_session=True, cwd=ROOT,
+        )  # fmt: skip
 
     @property
     def at_work(self) -> bool:
@@ -160,9 +152,7 @@ class Submitted:
 
     def poll(self) -> int | None:
         code = self._process.poll()
-        if (
-            code is not None
-        ):  # the driver is gone: its JVM goes by itself, but a stopped one would not
+        if code is not None:  # its JVM goes by itself, but a stopped one would not
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         return code
@@ -194,11 +184,8 @@ class Run:
             lanes=LANES,
         )
         self.queue.group(GROUP).configure(order=order)
-        self.stop, self.enough, self.drained = (
-            Flag(folder / "stop"),
-            Flag(folder / "enough"),
-            Flag(folder / "drained"),
-        )
+        flags = (Flag(folder / name) for name in ("stop", "enough", "drained"))
+        self.stop, self.enough, self.drained = flags
         self.done: Counter[str] = Counter()
         self.failed: list[str] = []
         self.publishers = [
@@ -208,18 +195,10 @@ class Run:
         ]
         workers, settlers = (4, 4) if order == "key" else (3, 2)
         self.workers = [
-            *(
-                self.slot("worker", actors.work, self.drained, f"worker-{n}")
-                for n in range(workers)
-            ),
-            *(
-                self.slot("settler", actors.settle, self.drained, f"settler-{n}")
-                for n in range(settlers)
-            ),
+            *self.several("worker", actors.work, self.drained, workers),
+            *self.several("settler", actors.settle, self.drained, settlers),
         ]
-        self.sweepers = [
-            self.slot("sweeper", actors.chores, self.stop, f"sweeper-{n}") for n in range(2)
-        ]
+        self.sweepers = self.several("sweeper", actors.chores, self.stop, 2)
         self.streams = [self.stream(number) for number in range(spark)]
         if spark:
             DeltaTable.create(str(self.sink), pa.schema([("sequence", pa.int64())]))
@@ -227,6 +206,9 @@ class Run:
 
     def slot(self, kind: str, target: Callable[..., None], stop: Flag, name: str) -> Slot:
         return Slot(kind, lambda: Forked(target, self.queue.path, self.notes, stop, name))
+
+    def several(self, kind: str, target: Callable[..., None], stop: Flag, count: int) -> list[Slot]:
+        return [self.slot(kind, target, stop, f"{kind}-{n}") for n in range(count)]
 
     def stream(self, number: int) -> Slot:
         return Slot("stream", lambda: Submitted(self.queue.path, self.folder, number))
@@ -254,9 +236,8 @@ class Run:
         elif faults and now > slot.next_fault:
             if random.random() < 0.2:
                 slot.signal(signal.SIGSTOP)
-                slot.resume_at = now + random.uniform(0.5, 2.5) * TIMEOUT * (
-                    5 if slot.kind == "stream" else 1
-                )
+                timeout = 5 * TIMEOUT if slot.kind == "stream" else TIMEOUT
+                slot.resume_at = now + random.uniform(0.5, 2.5) * timeout
                 self.done["freezes"] += 1
             elif slot.kind != "stream" and random.random() < 0.25:
                 slot.signal(signal.SIGINT)
@@ -276,9 +257,7 @@ class Run:
         # An interrupt while Python starts or ends gives 1. An error there would be printed.
         allowed = (0, -signal.SIGKILL, 1) if slot.interrupted else (0, -signal.SIGKILL)
         if slot.kind != "stream" and code not in allowed:
-            self.failed.append(
-                f"a {slot.kind} ended with exit code {code}: see what it wrote to stderr"
-            )
+            self.failed.append(f"a {slot.kind} ended with exit code {code}: see its stderr")
 
     def fault(self, kills: int) -> None:
         """Until so many have been killed, and each stream a few times: they take a while to
@@ -290,9 +269,7 @@ class Run:
             for slot in self.slots:
                 if slot.alive or not (enough and slot in self.publishers):
                     self.tick(slot, faults=slot.kind == "stream" or not enough)
-            if (
-                enough
-            ):  # the streams, which are slow to start, are not buried under messages meanwhile
+            if enough:  # streams are slow to start: more messages would bury them meanwhile
                 self.enough.set()
             due = poisons < POISONS and self.done["kills"] >= kills * (poisons + 1) // 5
             if due and not self.outages.on:
@@ -351,15 +328,10 @@ class Run:
         """Every 15 seconds, how far it is."""
         if time.monotonic() - self._told > 15:
             self._told = time.monotonic()
-            left = {
-                name: g.stats().ready
-                for name in (GROUP, SPARK)
-                if (g := self.queue.group(name)).exists()
-            }
+            left = {name: stats.ready for name, stats in self.stats(GROUP, SPARK).items()}
+            published, seconds = self.queue.stats()["published"], self._told - self.started
             print(
-                f"{self._told - self.started:5.0f} s {dict(self.done)} "
-                f"{self.queue.stats()['published']} messages, left {left}",
-                flush=True,
+                f"{seconds:5.0f} s {dict(self.done)} {published} messages, left {left}", flush=True
             )
 
     def _tend(self, slots: list[Slot], restart: bool) -> None:
@@ -368,13 +340,13 @@ class Run:
                 self.tick(slot, faults=False)
         time.sleep(0.05)
 
+    def stats(self, *names: str) -> dict[str, Any]:
+        groups = {name: self.queue.group(name) for name in names}
+        return {name: group.stats() for name, group in groups.items() if group.exists()}
+
     def idle(self, *names: str) -> bool:
-        reported = [
-            self.queue.group(name).stats() for name in names if self.queue.group(name).exists()
-        ]
-        return len(reported) == len(names) and not any(
-            s.ready or s.delayed or s.leased or s.dead or s.transferring for s in reported
-        )
+        known = self.stats(*names)
+        return len(known) == len(names) and not any(stats.unsettled for stats in known.values())
 
     def end(self) -> None:
         self.stop.set()
@@ -425,19 +397,14 @@ def main() -> int:
         expected = Expected(ATTEMPTS, timedelta(seconds=SKEW), args.order == "key")
         found = judge(path, run.notes, run.sink, expected)
         reported = found.counts
+        deliveries = reported["leased"] + reported["replayed"]
         figures = {
             "seconds": round(time.monotonic() - run.started),
             "messages": reported["messages"],
             "leases": reported["leases"],
             **run.done,
-            "redeliveries": reported["leased"]
-            + reported["replayed"]
-            - reported["messages"] * (1 + bool(args.spark)),
-            "events": {
-                name: reported[name]
-                for name in sorted(reported)
-                if name not in ("messages", "leases")
-            },
+            "redeliveries": deliveries - reported["messages"] * (1 + bool(args.spark)),
+            "events": {name: reported[name] for name in sorted(reported.keys() - SHOWN)},
             "out of order": sum(" key " in one for one in found.wrong),
             "overlaps": sum("holds it" in one for one in found.wrong),
             "lost": sum("ended 0 times" in one for one in found.wrong),

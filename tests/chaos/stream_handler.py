@@ -18,15 +18,10 @@ def process(batch: Any, lease: Any) -> None:
     rows: pa.Table = batch.select("sequence", "value").toArrow()
     if b"poison" in map(bytes, rows["value"].to_pylist()):
         os.kill(os.getpid(), signal.SIGKILL)
-    sink, app, version = (
-        os.environ["FAULT_SINK"],
-        lease.delta_options["txnAppId"],
-        int(lease.delta_options["txnVersion"]),
-    )
-    table = DeltaTable(sink)
-    if (
-        table.transaction_version(app) or 0
-    ) < version:  # what Delta's own writer does with these options
+    options, table = lease.delta_options, DeltaTable(os.environ["FAULT_SINK"])
+    app, version = options["txnAppId"], int(options["txnVersion"])
+    # What Delta's own writer does with these options.
+    if (table.transaction_version(app) or 0) < version:
         write_deltalake(
             table, rows.select(["sequence"]), mode="append",
             commit_properties=CommitProperties(app_transactions=[Transaction(app, version)]),

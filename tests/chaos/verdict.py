@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,10 +11,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from support.checker import Findings, check_queue, history, published
+from support.checker import Findings, between, check_queue, history, published
 from support.order_checker import check_order_of_queue
 
 from .actors import GROUP, POISON, SPARK, journals
+
+LEASED = ("leased", "replayed")
+"""The events with which a lease begins."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,8 @@ def judge(path: Path, notes: Path, sink: Path, reported: Expected) -> Findings:
         found.counts["holds"] = order.counts["holds"]
     rows, sequences = history(path), published(path)
     lost = journals(notes, "published") - set(sequences)
-    found.counts["leases"] = len(
-        {(r["version"], r["lease_id"]) for r in rows if r["event"] in ("leased", "replayed")}
-    )
+    leases = {(r["version"], r["lease_id"]) for r in rows if r["event"] in LEASED}
+    found.counts["leases"] = len(leases)
     found.expect(not lost, f"confirmed and not there: {sorted(lost)[:5]}")
     table = DeltaTable(str(path / "messages")).to_pyarrow_table(columns=["message_id", "value"])
     ids = Counter(
@@ -69,21 +70,12 @@ def by_effect(found: Findings, rows: Iterable[dict[str, Any]], done: set[int], s
     """No ack without the work: what was acked stands in a journal of a worker, or in the sink of
     the stream.
     """
-    landed = (
-        set(DeltaTable(str(sink)).to_pyarrow_table()["sequence"].to_pylist())
-        if sink.exists()
-        else set()
-    )
-    for group, effects in ((GROUP, done), (SPARK, landed)):
-        known, acks = (
-            sorted(effects),
-            [r for r in rows if r["consumer_group"] == group and r["event"] == "acked"],
-        )
-        acked = {
-            seq
-            for r in acks
-            for seq in known[bisect_left(known, r["first"]) : bisect_right(known, r["last"])]
-        }
+    effects = {GROUP: done}
+    if sink.exists():
+        effects[SPARK] = set(DeltaTable(str(sink)).to_pyarrow_table()["sequence"].to_pylist())
+    for group, known in effects.items():
+        acks = [r for r in rows if r["consumer_group"] == group and r["event"] == "acked"]
+        acked = {seq for r in acks for seq in between(sorted(known), r["first"], r["last"])}
         count = sum(r["message_count"] for r in acks)
         found.expect(
             len(acked) == count,
@@ -103,11 +95,8 @@ def innocents(found: Findings, rows: list[dict[str, Any]], group: str, died: set
 
 def _dead(path: Path, group: str) -> dict[int, tuple[bytes, int]]:
     """The dead letters of a group: value and delivery count by sequence."""
-    letters = (
-        DeltaTable(str(path / "dead_letters" / "messages"))
-        .to_pyarrow_table(columns=["headers", "value"])
-        .to_pylist()
-    )
+    table = DeltaTable(str(path / "dead_letters" / "messages"))
+    letters = table.to_pyarrow_table(columns=["headers", "value"]).to_pylist()
     reported = [(dict(letter["headers"]), letter["value"]) for letter in letters]
     return {
         int(headers["spark_mq.sequence"]): (value, int(headers["spark_mq.delivery_count"]))
@@ -118,14 +107,12 @@ def _dead(path: Path, group: str) -> dict[int, tuple[bytes, int]]:
 
 def _last_leases(rows: list[dict[str, Any]], group: str, of: set[int]) -> dict[int, int]:
     """How many messages the last lease of a message held."""
+    leases = [r for r in rows if r["consumer_group"] == group and r["event"] in LEASED]
     sizes: Counter[tuple[int, str]] = Counter()
-    for r in rows:
-        if r["consumer_group"] == group and r["event"] in ("leased", "replayed"):
-            sizes[r["version"], r["lease_id"]] += r["message_count"]
+    for r in leases:
+        sizes[r["version"], r["lease_id"]] += r["message_count"]
     last: dict[int, int] = {}
-    for r in rows:
-        if r["consumer_group"] == group and r["event"] in ("leased", "replayed"):
-            for seq in of:
-                if r["first"] <= seq <= r["last"]:
-                    last[seq] = sizes[r["version"], r["lease_id"]]
+    for r in leases:
+        held = between(sorted(of), r["first"], r["last"])
+        last |= dict.fromkeys(held, sizes[r["version"], r["lease_id"]])
     return last
