@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
-from support.ledger_group import SECOND, Group, limits, seek
+from support.ledger_group import SECOND, Group, limits
 from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
@@ -38,15 +36,6 @@ def broken(messages: int = 100, **settings) -> Group:
     return group
 
 
-@pytest.mark.parametrize("threshold", [2, 7])
-def test_the_threshold_is_a_setting(threshold):
-    group = Group(messages=100, rules=limits(breaker_threshold=threshold))
-    fail(group, threshold - 1)
-    assert state(group) == CLOSED
-    fail(group, 1)
-    assert state(group) == OPEN
-
-
 def test_five_leases_of_different_messages_that_fail_in_a_row_open_it():
     group = Group(messages=100)
     fail(group, 4, size=10)
@@ -59,17 +48,6 @@ def test_five_leases_of_different_messages_that_fail_in_a_row_open_it():
     assert why.startswith("breaker open since 1970-01-01 00:16:40Z: 5 leases failed in a row")
     assert "no column ammount" in why
     assert "next trial is at 1970-01-01 00:16:50Z" in why
-
-
-def test_leases_that_expire_for_the_second_time_open_it_too():
-    group = Group(messages=100)
-    for number in (1, 2):
-        for i in range(5):
-            assert len(group.lease(f"l{number}{i}", 10)) == 10
-        group.expire()
-        assert state(group) == (CLOSED if number == 1 else OPEN)
-    assert breaker(group).failed == (0, 10, 20, 30, 40)
-    assert breaker(group).cause == "lease l24 of worker of l24 expired"
 
 
 def test_a_deployment_that_kills_many_leases_does_not_open_it():
@@ -102,14 +80,6 @@ def test_what_a_lease_is_settled_by_decides_how_it_counts(verb, messages, more, 
     assert len(breaker(group).failed) == failed
 
 
-def test_one_message_that_fails_many_times_counts_as_one():
-    group = Group(messages=1, rules=limits(max_delivery_attempts=None))
-    for i in range(20):
-        assert group.lease(f"l{i}") == [0]
-        group.expire()
-    assert (state(group), breaker(group).failed) == (CLOSED, (0,))
-
-
 def test_a_poison_that_is_isolated_does_not_open_it():
     """Other pieces succeed in between."""
     group = Group(messages=200, rules=limits(breaker_threshold=2))
@@ -135,32 +105,6 @@ def test_an_open_breaker_grants_one_lease_of_one_message_after_a_wait():
     assert "message 5 is the trial" in group.ask("second", 10).blocked_because
 
 
-def test_a_trial_that_succeeds_closes_it():
-    group = broken()
-    group.now += 10 * SECOND
-    assert group.lease("trial", 10) == [5]
-    group.settle(ACK, "trial")
-    assert breaker(group) == Breaker()
-    assert len(group.lease("next", 10)) == 10
-
-
-def test_an_ack_of_another_lease_does_not_close_it():
-    group = Group(messages=100)
-    group.lease("old", 3)
-    fail(group, 5)
-    group.settle(ACK, "old")
-    assert state(group) == OPEN
-
-
-def test_a_failure_of_another_lease_does_not_lengthen_the_wait():
-    group = Group(messages=100)
-    group.lease("old", 3)
-    fail(group, 5)
-    before = breaker(group)
-    group.settle(NACK, "old")
-    assert breaker(group) == before
-
-
 @pytest.mark.parametrize(
     ("settings", "waits"),
     [
@@ -176,15 +120,6 @@ def test_the_wait_doubles_with_each_failed_trial_up_to_its_cap(settings, waits):
         group.now = breaker(group).next_trial_at
         assert len(group.lease(f"p{i}", 10)) == 1
         group.settle(NACK, f"p{i}", delay=10_000 * SECOND)
-
-
-def test_a_trial_that_expires_has_failed():
-    group = broken()
-    group.now += 10 * SECOND
-    assert group.lease("trial") == [5]
-    group.expire()
-    assert breaker(group).failed_trials == 1
-    assert breaker(group).next_trial_at == breaker(group).opened_at + 90 * SECOND + 1
 
 
 def with_due_failures(**settings) -> Group:
@@ -212,30 +147,6 @@ def test_a_trial_prefers_a_message_that_was_never_delivered(max_delivery_attempt
     assert group.lease("next")[0] == 0
 
 
-@pytest.mark.parametrize(("max_delivery_attempts", "trial"), [(5, 5), (None, 5), (2, 0)])
-def test_a_trial_prefers_a_suspect_that_need_not_be_alone(max_delivery_attempts, trial):
-    group = Group(messages=8, rules=limits(max_delivery_attempts=max_delivery_attempts))
-    group.lease("together", 3, intervals=[(5, 7)])
-    group.expire()
-    for seq in range(5):
-        group.lease(f"f{seq}", intervals=[(seq, seq)])
-        group.settle(NACK, f"f{seq}", delay=9 * SECOND)
-    group.now += 10 * SECOND
-    assert state(group) == OPEN
-    assert group.lease("trial", 10) == [trial]
-
-
-def test_a_trial_is_a_failed_message_if_all_have_failed():
-    group = with_due_failures()
-    assert group.lease("trial", 10) == [0]
-
-
-def test_a_trial_of_named_messages_is_one_of_them():
-    group = with_due_failures()
-    group.index = MessageIndex([DataFile(0, 8, "a", 80, 0)], 9)
-    assert group.lease("trial", 10, intervals=[(2, 7)]) == [2]
-
-
 def test_a_trial_prefers_such_a_message_of_a_lower_priority():
     group = ordered(file_of(1, (9, None, 5)), order="none")
     group.rules = limits()
@@ -253,44 +164,6 @@ def test_a_trial_passes_over_no_failed_message_of_its_key():
     fail(group, 1)
     group.now += 20_000 * SECOND
     assert group.lease("trial", 10) == [sequence(2, 1)]
-
-
-def test_a_trial_leaves_the_count_of_leases_of_suspects_alone():
-    group = with_due_failures()
-    group.ledger = group.ledger.replaced(
-        replace(group.ledger.head, leases_without_fresh=2), group.ledger.events
-    )
-    assert group.lease("trial") == [0]
-    assert group.ledger.head.leases_without_fresh == 2
-
-
-def test_a_trial_that_is_released_leaves_the_wait_as_it_is():
-    group = broken()
-    group.now += 10 * SECOND
-    assert group.lease("trial") == [5]
-    group.settle(RELEASE, "trial")
-    assert group.lease("too soon") == []
-    group.now += 10 * SECOND
-    assert group.lease("again") == [5]
-
-
-def test_failures_of_trials_count_as_usual():
-    group = Group(messages=1, rules=limits(max_delivery_attempts=3, breaker_threshold=1))
-    while group.state(0) != "dead":
-        group.now += 400 * SECOND
-        group.lease(f"p{group.now}")
-        group.settle(NACK, f"p{group.now}", delay=0)
-    assert group.at(0).delivery_count == 3
-
-
-def test_a_trial_that_a_seek_took_away_is_followed_by_another():
-    group = broken()
-    group.now += 10 * SECOND
-    assert group.lease("trial") == [5]
-    seek(group, 50)
-    assert group.lease("too soon") == []
-    group.now += 10 * SECOND
-    assert group.lease("next", 10) == [50]
 
 
 def test_none_disables_it_also_while_it_is_open():
@@ -313,31 +186,6 @@ def test_the_events_of_the_ledger_show_that_it_opened_and_closed():
         ("breaker_closed", 5),
         ("acked", 5),
     ]
-
-
-@pytest.mark.parametrize("on_max_deliveries", ["dead_letter", "drop", "block"])
-def test_a_failure_that_is_final_counts_once(on_max_deliveries):
-    rules = limits(
-        max_delivery_attempts=1, on_max_deliveries=on_max_deliveries, breaker_threshold=1
-    )
-    group = Group(messages=9, rules=rules)
-    group.lease("a")
-    group.settle(NACK, "a")
-    assert state(group) == OPEN
-    assert group.ledger.head.counters == ({"dropped": 1} if on_max_deliveries == "drop" else {})
-
-
-@pytest.mark.parametrize("first", ["fold", "settle"])
-@pytest.mark.parametrize("verb", [NACK, RELEASE])
-def test_a_late_settle_counts_one_failure_whoever_comes_first(verb, first):
-    group = Group(messages=9)
-    for lease_id in ("before", "a"):
-        group.lease(lease_id, 3)
-        group.now += 61 * SECOND
-    if first == "fold":
-        group.expire_leases()
-    group.settle(verb, "a")
-    assert breaker(group).failed == (0,)
 
 
 # -- pause and resume
@@ -368,23 +216,6 @@ def test_a_second_pause_keeps_the_time_and_changes_the_reason():
     group.now += 5
     pause(group, "second")
     assert (breaker(group).paused_at, breaker(group).pause_reason) == (at, "second")
-
-
-def test_resume_closes_an_open_breaker():
-    group = broken()
-    group.run(Resume())
-    assert breaker(group) == Breaker()
-    assert len(group.lease("next", 10)) == 10
-
-
-def test_a_trial_that_succeeds_does_not_end_a_pause():
-    group = broken()
-    group.now += 10 * SECOND
-    group.lease("trial")
-    pause(group)
-    group.settle(ACK, "trial")
-    assert state(group) == PAUSED
-    assert breaker(group).opened_at is None
 
 
 def test_a_breaker_is_stored_with_what_differs_from_a_closed_one():

@@ -6,7 +6,7 @@ import pytest
 from support.ledger_group import Group, limits
 
 from spark_mq.ledger.isolation import Isolation, estimate_isolation, isolation_size
-from spark_mq.ledger.settle import ACK, NACK
+from spark_mq.ledger.settle import ACK
 
 WORKER, STREAM = 0, 1  # attempts that a lease keeps back
 
@@ -62,20 +62,6 @@ def test_a_piece_is_twice_as_large_after_a_success_and_small_again_after_a_death
     assert len(group.lease("four", 10_000)) == 42
     group.expire()
     assert group.lease("five", 10_000) == [464 + 21]
-
-
-def test_a_piece_that_another_worker_holds_is_no_success():
-    group = failed_twice(10_000)
-    assert [len(group.lease(worker, 10_000)) for worker in "cde"] == [464, 464, 464]
-    group.settle(ACK, "c")
-    assert len(group.lease("f", 10_000)) == 928
-
-
-def test_a_piece_that_died_is_no_success():
-    group = failed_twice(10_000)
-    group.lease("one", 10_000)
-    group.settle(NACK, "one", delay=3600 * 1_000_000)
-    assert len(group.lease("two", 10_000)) == 464
 
 
 def test_a_piece_holds_no_more_than_half_of_those_that_wait_nor_than_its_limit():

@@ -29,12 +29,6 @@ def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
     ]
 
 
-def test_an_extension_keeps_messages_of_the_first_slot() -> None:
-    group = ordered(file_of(1, (9, 0, 2)))
-    outcome = group.extend("a", seqs=group.lease("a", 2))
-    assert (outcome.settled, outcome.lost) == (2, [])
-
-
 def test_without_an_order_an_extension_keeps_messages_behind_others_of_their_key() -> None:
     group = ordered(file_of(1, (0, 0, 3)), order="none")
     first, second, _ = group.lease("a", 3)
@@ -96,14 +90,6 @@ def test_a_lease_of_small_files_takes_any_lanes_of_its_share() -> None:
     assert rows_of(group, "a") == [(1, 0), (2, 0)]
 
 
-def test_a_message_that_waits_holds_back_its_lane_only() -> None:
-    group = ordered(file_of(1, (0, 0, 1), (0, 1, 1)), file_of(2, (0, 0, 1), (0, 1, 1)))
-    group.lease("a", 1)
-    group.settle("nack", "a", [sequence(1, 0)])
-    group.lease("b", 10)
-    assert rows_of(group, "b") == [(1, 1), (2, 1)]
-
-
 def test_a_nack_returns_the_later_messages_of_its_lane_uncounted() -> None:
     group = ordered(file_of(1, (0, 0, 3), (0, 1, 2)))
     group.lease("a", 10)
@@ -116,28 +102,6 @@ def test_a_nack_returns_the_later_messages_of_its_lane_uncounted() -> None:
     assert late.lost == [(sequence(1, 2), sequence(1, 2), "given back")]
 
 
-def test_a_reject_leaves_the_later_messages_with_their_lease() -> None:
-    group = ordered(file_of(1, (0, 0, 3)))
-    group.lease("a", 10)
-    outcome = group.settle("reject", "a", [sequence(1, 0)])
-    assert outcome.returned == []
-    assert rows_of(group, "a") == [(1, 1), (1, 2)]
-
-
-def test_a_dead_message_holds_back_nothing_and_a_blocked_one_its_lane() -> None:
-    files = [file_of(1, (0, 0, 1), (0, 1, 1)), file_of(2, (0, 0, 1), (0, 1, 1))]
-    for on_max_deliveries, expected in (
-        ("dead_letter", [(1, 1), (2, 0), (2, 1)]),
-        ("block", [(1, 1), (2, 1)]),
-    ):
-        group = ordered(*files, max_delivery_attempts=2, on_max_deliveries=on_max_deliveries)
-        for attempt in ("a", "b"):
-            group.lease(attempt, 1)
-            group.settle("nack", attempt, [sequence(1, 0)], delay=0)
-        group.lease("c", 10)
-        assert rows_of(group, "c") == expected
-
-
 def test_an_expired_lease_loses_its_claim_with_one_of_its_lanes() -> None:
     group = ordered(file_of(1, (0, 0, 2), (0, 1, 2)))
     group.lease("a", 10)
@@ -146,13 +110,6 @@ def test_an_expired_lease_loses_its_claim_with_one_of_its_lanes() -> None:
     assert rows_of(group, "b") == [(1, 0)]
     outcome = group.settle("ack", "a")
     assert outcome.settled == 0
-
-
-def test_an_expired_lease_keeps_its_claim_while_its_lanes_are_free() -> None:
-    group = ordered(file_of(1, (0, 0, 1), (0, 1, 1), (0, 2, 1)))
-    group.lease("a", 1)
-    group.expire()
-    assert group.settle("ack", "a").settled == 1
 
 
 def test_the_owners_retry_returns_what_stands_behind() -> None:
@@ -206,25 +163,6 @@ def test_a_turn_of_fresh_messages_ends_before_a_lower_priority() -> None:
     group.rules = replace(group.rules, order="none")
     group.lease("b", 10)
     assert rows_of(group, "b") == [(2, 0)]
-
-
-def test_a_higher_priority_of_a_key_waits_for_the_lease_of_its_lane() -> None:
-    group = ordered(file_of(1, (0, 0, 1)), file_of(2, (9, 0, 1)))
-    group.index = MessageIndex([file_of(1, (0, 0, 1))], 1, lanes=LANES)
-    group.lease("a", 1)
-    group.index = group.index.extended([file_of(2, (9, 0, 1))], 2)
-    assert group.lease("b", 1) == []
-    group.settle("ack", "a")
-    group.lease("b", 1)
-    assert rows_of(group, "b") == [(2, 0)]
-
-
-def test_messages_without_a_key_have_no_order() -> None:
-    group = ordered(file_of(1, (0, None, 4)))
-    group.lease("a", 1)
-    group.lease("b", 2)
-    assert rows_of(group, "a") == [(1, 0)]
-    assert rows_of(group, "b") == [(1, 1), (1, 2)]
 
 
 def test_an_extension_revives_nothing_behind_an_expired_message() -> None:

@@ -26,7 +26,9 @@ from spark_mq.util.clock import SECOND
 
 @st.composite
 def logs(draw):
-    """Some commits with gaps between them, each of some files, some of which are empty."""
+    """An index that grew in two steps, and its files: some commits with gaps between them, each of
+    some files, some of which are empty.
+    """
     files, version = [], 0
     for _ in range(draw(st.integers(0, 4))):
         version += draw(st.integers(1, 3))
@@ -36,7 +38,8 @@ def logs(draw):
             first, size = sequence(version, ordinal), draw(st.integers(0, 50))
             files.append(DataFile(first, rows, f"{version}-{number}", size, version * 10))
             ordinal += rows
-    return files, version
+    at = draw(st.integers(0, len(files)))
+    return MessageIndex(files[:at], 0).extended(files[at:], version), files
 
 
 def places(files):
@@ -55,20 +58,13 @@ def test_a_sequence_is_version_and_ordinal():
     assert sequence(2, 2**32 - 1) + 1 == sequence(3, 0)
 
 
-@given(logs())
-def test_totals(log):
-    files, version = log
-    index, seqs = MessageIndex(files, version), everything(files)
+@given(logs(), st.data())
+def test_totals_counts_and_neighbours(log, data):
+    index, files = log
+    seqs = everything(files)
+    assert list(index.files) == [f for f in files if f.rows], "an empty file holds no sequence"
     assert index.total == len(seqs)
     assert index.last_sequence == (seqs[-1] if seqs else -1)
-    assert index.version == version
-    assert all(f.rows for f in index.files), "an empty file holds no sequence"
-
-
-@given(logs(), st.data())
-def test_count_and_neighbours(log, data):
-    files, version = log
-    index, seqs = MessageIndex(files, version), everything(files)
     first, last = (data.draw(st.sampled_from(places(files))) for _ in range(2))
     assert index.count(first, last) == len([seq for seq in seqs if first <= seq <= last])
     assert index.first_at_or_after(first) == next((seq for seq in seqs if seq >= first), None)
@@ -79,8 +75,8 @@ def test_count_and_neighbours(log, data):
 
 @given(logs(), st.data())
 def test_cut(log, data):
-    files, version = log
-    index, seqs = MessageIndex(files, version), everything(files)
+    index, files = log
+    seqs = everything(files)
     first = data.draw(st.sampled_from(places(files)))
     count = data.draw(st.integers(-1, len(seqs) + 1))
     at = bisect_left(seqs, first) + count - 1
@@ -94,8 +90,7 @@ def test_cut(log, data):
 
 @given(logs(), st.data())
 def test_slices_hold_exactly_what_was_asked(log, data):
-    files, version = log
-    index = MessageIndex(files, version)
+    index, files = log
     first, last = (data.draw(st.sampled_from(places(files))) for _ in range(2))
     slices = list(index.slices(first, last))
     assert [piece.first + row for piece in slices for row in range(piece.rows)] == [
@@ -110,19 +105,6 @@ def test_slices_hold_exactly_what_was_asked(log, data):
         assert piece.size == file.size * piece.rows // file.rows
         assert piece.committed_at == file.committed_at
     assert index.size(first, last) == sum(piece.size for piece in slices)
-
-
-@given(logs(), st.integers(0, 12))
-def test_growing_is_as_being_built_at_once(log, at):
-    files, version = log
-    index = MessageIndex(files[:at], 0).extended(files[at:], version)
-    whole = MessageIndex(files, version)
-    assert index == having(
-        files=whole.files, total=whole.total, last_sequence=whole.last_sequence, version=version
-    )
-    assert [index.count(0, place) for place in places(files)] == [
-        whole.count(0, place) for place in places(files)
-    ]
 
 
 def test_no_file_is_taken_for_one_before_the_first():
@@ -165,8 +147,7 @@ def test_a_clock_that_stepped_back_skips_no_message():
 @given(logs(), st.data())
 def test_forgetting_changes_nothing_above(log, data):
     """Everything that is asked above the forgotten files has the same answer."""
-    files, version = log
-    whole = MessageIndex(files, version)
+    whole, files = log
     up_to = data.draw(st.sampled_from([-1, *places(files)]))
     kept = whole.without_settled(up_to)
     assert kept.forgotten_to <= up_to
@@ -189,8 +170,7 @@ def test_forgetting_changes_nothing_above(log, data):
 
 @given(logs())
 def test_whole_commits_are_forgotten_and_never_the_last(log):
-    files, version = log
-    whole = MessageIndex(files, version)
+    whole, files = log
     versions = {f.first >> 32 for f in whole.files}
     for up_to in places(files):
         left = {f.first >> 32 for f in whole.without_settled(up_to).files}

@@ -9,30 +9,10 @@ from support.having import having
 from support.ledger_group import SECOND, TIMEOUT, Group, freeze, limits, seek
 
 from spark_mq.ledger.message_index import DataFile, sequence
-from spark_mq.ledger.ranges import AVAILABLE, DEAD, LEASED, SETTLED, Ledger, Range
+from spark_mq.ledger.ranges import AVAILABLE, DEAD, SETTLED, Ledger, Range
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, Settle, SettleOutcome, SettlePart
 
 # -- nack
-
-
-def test_a_nack_that_names_messages_blames_them():
-    group = Group()
-    group.lease("a", 3)
-    group.settle(NACK, "a", [1], error="no such customer")
-    back = group.at(1)
-    assert back == having(
-        state=AVAILABLE, suspect=False, lease_id=None, failure_count=1, error="no such customer"
-    )
-    assert group.states().startswith("LAL")
-
-
-@pytest.mark.parametrize("how", [{"seqs": None}, {"seqs": [0, 1, 2], "whole": True}])
-def test_a_nack_of_the_whole_lease_makes_suspect(how):
-    group = Group()
-    group.lease("a", 3)
-    group.settle(NACK, "a", **how)
-    assert group.at(0).suspect
-    assert group.at(0).message_count == 3
 
 
 @pytest.mark.parametrize(
@@ -50,33 +30,6 @@ def test_backoff_grows_as_the_policy_says_up_to_its_cap(retry, waits):
         group.settle(NACK, f"l{attempt}")
         assert group.at(0).available_at == group.now + wait * SECOND
         group.now = group.at(0).available_at
-
-
-@pytest.mark.parametrize(("jitter", "wait"), [(0.0, 10.0), (0.5, 10.5), (1.0, 11.0)])
-def test_jitter_stretches_a_backoff_by_up_to_a_tenth(jitter, wait):
-    group = Group()
-    group.lease("a", 10)
-    group.settle(NACK, "a", jitter=jitter)
-    assert group.at(0).available_at == group.now + wait * SECOND
-    assert len(group.ledger) == 1, "drawn once a settle, not once a message"
-
-
-@pytest.mark.parametrize("delay", [0, 7])
-def test_a_given_delay_replaces_backoff_and_jitter(delay):
-    group = Group()
-    group.lease("a")
-    group.settle(NACK, "a", delay=delay, jitter=1.0)
-    assert group.at(0).available_at == group.now + delay
-
-
-def test_a_nacked_message_is_not_due_before_its_time():
-    group = Group(messages=1)
-    group.lease("a")
-    group.settle(NACK, "a")
-    group.now += 10 * SECOND - 1
-    assert group.lease("b") == []
-    group.now += 1
-    assert group.lease("b") == [0]
 
 
 def test_a_nack_of_the_last_attempt_is_death():
@@ -122,24 +75,6 @@ def test_a_failure_past_a_limit_is_final_and_the_ones_before_are_not(case, exhau
         assert group.at(0).reason == reason
 
 
-def test_without_retries_an_expiry_is_final_for_a_message_that_was_alone():
-    group = Group(messages=1, rules=limits(retry="none"))
-    group.lease("a")
-    group.expire()
-    assert group.at(0) == having(state=DEAD, reason="max_failures")
-
-
-def test_without_retries_the_innocent_of_a_failed_lease_get_a_turn_alone():
-    group = Group(messages=3, rules=limits(retry="none"))
-    group.lease("together", 3)
-    group.settle(NACK, "together")
-    for seq, verb in enumerate([ACK, NACK, ACK]):
-        group.now += 10 * SECOND
-        assert group.lease(f"alone {seq}", 3) == [seq]
-        group.settle(verb, f"alone {seq}")
-    assert group.states() == "SDS"
-
-
 # -- reject, release
 
 
@@ -150,27 +85,6 @@ def test_reject_is_death_at_once():
     group.settle(REJECT, "a", [0], reason="payload unreadable")
     assert group.at(1) == having(state=DEAD, reason="rejected", error="not JSON")
     assert group.at(0).reason == "payload unreadable"
-
-
-def test_release_is_as_if_it_had_never_been_leased():
-    group = Group()
-    group.lease("a", 3)
-    group.settle(RELEASE, "a")
-    assert group.at(0) == Range(0, 2, AVAILABLE, 3, available_at=group.now)
-
-
-def test_release_restores_a_suspect_and_no_older_lease_id():
-    group = Group(messages=1)
-    group.lease("a")
-    group.expire()
-    before = group.at(0)
-    group.lease("b")
-    leased_at = group.at(0).leased_at
-    group.settle(RELEASE, "b")
-    assert group.at(0) == before._replace(
-        lease_id=None, worker_id=None, leased_at=leased_at, lease_size=None, available_at=group.now
-    )
-    assert group.settle(ACK, "a").settled == 0, "the lease before no longer has a claim"
 
 
 # -- late settles
@@ -185,47 +99,6 @@ def late(verb: str | None = None) -> Group:
     if verb:
         assert group.settle(verb, "a").settled == 3
     return group
-
-
-def test_a_late_ack_counts():
-    group = late(ACK)
-    assert group.states() == "SSSUUUUUUU"
-    assert group.ledger.head.counters == {"acked": 3}
-
-
-def test_a_late_reject_counts():
-    assert late(REJECT).states() == "DDDUUUUUUU"
-
-
-def test_a_late_extend_revives():
-    group = late()
-    leased_at = group.now - 5 - TIMEOUT - 1
-    assert group.extend("a").settled == 3
-    back = group.at(0)
-    assert back == having(
-        state=LEASED, expires_at=group.now + TIMEOUT, delivery_count=1, failure_count=0
-    )
-    assert back == having(
-        lease_id="a", worker_id="worker of a", leased_at=leased_at, available_at=None
-    )
-    assert group.lease("b", 3) == [3, 4, 5]
-    assert group.settle(ACK, "a").settled == 3
-
-
-def test_a_late_nack_gives_up_the_claim():
-    group = late(NACK)
-    back = group.at(0)
-    assert back == having(state=AVAILABLE, lease_id=None, available_at=group.now, suspect=True)
-    assert back.failure_count == 1, "its expiry has counted already"
-    assert group.settle(ACK, "a", [0]).lost == [(0, 0, "given back")]
-    assert group.state(0) == "available"
-
-
-def test_a_late_nack_by_name_blames_and_keeps_a_given_delay():
-    group = late()
-    group.settle(NACK, "a", [1], delay=9)
-    assert group.at(1) == having(suspect=False, available_at=group.now + 9, lease_id=None)
-    assert group.at(0).lease_id == group.at(2).lease_id == "a"
 
 
 def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
@@ -277,29 +150,6 @@ def test_a_late_nack_or_release_does_the_same_whoever_expires_the_lease(
         breaker = replace(head.breaker, failed=(len(failed),))  # one lease that failed, or none
         ends.append((list(group.ledger), replace(head, breaker=breaker), outcome, events))
     assert ends[0] == ends[1]
-
-
-def test_a_settle_between_deadline_and_margin_is_in_time():
-    group = Group(rules=limits(clock_skew=SECOND))
-    group.lease("a", 1)
-    group.now += TIMEOUT + SECOND
-    group.settle(RELEASE, "a")
-    assert (group.at(0).delivery_count, group.at(0).failure_count) == (0, 0)
-
-
-@pytest.mark.parametrize("exhausted", ["dead_letter", "drop", "block"])
-def test_a_reject_is_dead_whatever_happens_to_exhausted_messages(exhausted):
-    group = Group(rules=limits(on_max_deliveries=exhausted))
-    group.lease("a", 1)
-    group.settle(REJECT, "a")
-    assert (group.state(0), group.ledger.head.counters) == ("dead", {})
-
-
-def test_a_reject_drops_if_the_group_says_so():
-    group = Group(rules=limits(on_reject="drop"))
-    group.lease("a", 1)
-    group.settle(REJECT, "a")
-    assert (group.state(0), group.ledger.head.counters) == ("settled", {"dropped": 1})
 
 
 # -- what each settle does to each state
@@ -398,44 +248,9 @@ def test_the_intervals_of_a_whole_lease_may_end_in_gaps():
     assert (outcome.settled, outcome.lost) == (3, [])
 
 
-def test_named_sequences_cut_ranges_and_settled_neighbours_join():
-    group = Group()
-    group.lease("a", 10)
-    group.settle(ACK, "a", [2, 3, 5, 7])
-    assert group.states() == "LLSSLSLSLL"
-    group.settle(ACK, "a", [4])
-    assert [(r.first, r.last, r.message_count) for r in group.ledger if r.state == SETTLED] == [
-        (2, 5, 4),
-        (7, 7, 1),
-    ]
-    group.settle(ACK, "a", [1, 0])
-    assert (group.ledger.head.start_sequence, group.ledger.head.settled_count) == (5, 6)
-    assert group.states() == "SSSSSSLSLL"
-
-
 def test_intervals_may_come_in_any_order_and_overlap():
     group = Group()
     group.lease("a", 10)
     wanted = SettlePart(ACK, "a", [(7, 9), (0, 3), (2, 4)])
     (outcome,) = group.run(Settle((wanted,)))
     assert (outcome.settled, group.states()) == (8, "SSSSSLLSSS")
-
-
-def test_an_extension_never_shortens_and_leaves_other_leases_alone():
-    group = Group()
-    group.lease("a", 2)
-    group.lease("b", 2)
-    was = group.at(0).expires_at
-    assert group.extend("a", 1).settled == 2
-    assert group.at(0).expires_at == was
-    group.extend("a", 10 * TIMEOUT)
-    assert (group.at(0).expires_at, group.at(2).expires_at) == (group.now + 10 * TIMEOUT, was)
-
-
-def test_what_was_leased_again_is_not_extended():
-    group = Group(messages=1)
-    group.lease("a")
-    group.expire()
-    group.lease("b")
-    assert group.extend("a").settled == 0
-    assert group.at(0).lease_id == "b"

@@ -9,7 +9,7 @@ import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, limits
 from support.rule_variants import returns, rule_variant
 
-from spark_mq.ledger.settle import ACK, NACK
+from spark_mq.ledger.settle import ACK
 
 POISON = {9, 12, 25, 31}
 BUSY = "last_attempt: a message that may end its worker is leased alone"
@@ -92,31 +92,6 @@ def test_without_one_of_the_rules_an_innocent_dies(rule, variant):
         assert any(dies(seed) for seed in range(20))
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_two_leases_of_a_worker_that_expire_apart_blame_no_message(size):
-    group = Group()
-    group.lease("a", size, worker="w")
-    group.now += 20 * SECOND
-    (lone,) = group.lease("b", worker="w")
-    group.now += 50 * SECOND
-    group.expire_leases()
-    assert (group.state(0), group.state(lone)) == ("available", "leased")
-    assert group.at(0).suspect
-    group.now += 20 * SECOND
-    group.expire_leases()
-    assert group.state(lone) == "available"
-    assert group.at(lone).suspect
-
-
-def test_a_lease_that_is_acked_before_its_worker_ends_is_no_company():
-    group = Group()
-    group.lease("a", worker="w")
-    group.lease("b", worker="w")
-    group.settle(ACK, "b")
-    group.expire()
-    assert not group.at(0).suspect
-
-
 @pytest.mark.parametrize(
     ("workers", "suspect"),
     [
@@ -165,18 +140,3 @@ def test_two_processes_of_one_name_do_not_wait_for_each_other():
     assert group.ask("more", worker="1~v").blocked_because == BUSY
     assert group.lease("other last", worker="2~w") == [1]
     assert group.lease("old", worker="w") == [2], "a version that kept the name alone"
-
-
-def test_messages_that_failed_by_themselves_do_not_wait():
-    group = Group(rules=limits(clock_skew=0, max_delivery_attempts=3))
-    for attempt in range(2):
-        group.lease(f"a{attempt}", 2, intervals=[(0, 1)])
-        group.settle(NACK, f"a{attempt}", [0, 1], delay=0)
-    group.lease("named", worker="w", intervals=[(5, 5)])
-    assert group.lease("last", 2, worker="w") == [0, 1]
-    assert group.lease("more", 2, worker="w") == [2, 3]
-
-
-def test_a_group_with_one_attempt_uses_all_threads():
-    group = Group(rules=limits(clock_skew=0, max_delivery_attempts=1))
-    assert [group.lease(f"{n}", worker="w") for n in range(3)] == [[0], [1], [2]]
