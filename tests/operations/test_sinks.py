@@ -46,6 +46,12 @@ def take(group: ConsumerGroup, messages: int = 100) -> Lease:
     return lease
 
 
+def begin(group: ConsumerGroup, *texts: str) -> Lease:
+    """Publish messages, and lease them."""
+    publish(group, *texts)
+    return take(group)
+
+
 def relay(group: ConsumerGroup, messages: int = 100) -> None:
     """Lease messages, append them and ack them."""
     lease = take(group, messages)
@@ -99,8 +105,7 @@ def test_what_no_earlier_holder_has_written_is_written_once(
 def test_after_the_append_only_the_whole_lease_can_be_given_back(
     group: ConsumerGroup, sink: str
 ) -> None:
-    publish(group, "a", "b")
-    lease = take(group)
+    lease = begin(group, "a", "b")
     append(lease)
     first = [lease.messages[0].sequence]
     for settle in (lease.nack, lease.reject, lease.release):
@@ -114,8 +119,7 @@ def test_after_the_append_only_the_whole_lease_can_be_given_back(
 
 
 def test_a_group_settles_no_single_messages_of_a_lease_that_may_write(group: ConsumerGroup) -> None:
-    publish(group, "a", "b")
-    lease = take(group)
+    lease = begin(group, "a", "b")
     first = [lease.messages[0].sequence]
     for settle in (group.nack, group.reject, group.release):
         for named in ((lease.lease_id, first), ({lease.lease_id: first},)):
@@ -129,8 +133,7 @@ def test_a_lease_that_lost_a_message_it_named_appends_nothing(
     group: ConsumerGroup, clock: ManualClock, sink: str
 ) -> None:
     """Its rows lack the message, and the next holder would take it for written."""
-    publish(group, "a", "b")
-    lease = take(group)
+    lease = begin(group, "a", "b")
     sequences = [m.sequence for m in lease.messages]
     die(lease, clock)
     other = take(group)
@@ -183,8 +186,7 @@ def test_the_letter_of_a_poison_names_the_sink_that_may_have_its_rows(
     group: ConsumerGroup, clock: ManualClock, sink: str
 ) -> None:
     group.configure(max_delivery_attempts=1)
-    publish(group, "7")
-    append(take(group))
+    append(begin(group, "7"))
     clock.advance("5m")
     queue = Queue.open(context_of(group).path, clock=clock)
     queue.sweep()
@@ -228,8 +230,7 @@ def test_an_outage_of_the_sink_costs_no_row(
     group: ConsumerGroup, clock: ManualClock, sink: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store fails after the commit has landed, and the worker tries again."""
-    publish(group, "a")
-    lease = take(group)
+    lease = begin(group, "a")
     real = pkgutil.resolve_name(name)
 
     def fail_after(*arguments: Any, **options: Any) -> None:
@@ -287,8 +288,7 @@ def test_the_sink_changes_only_while_no_message_may_be_in_it(
     group: ConsumerGroup, tmp_path: Path, sink: str
 ) -> None:
     other = make_sink(tmp_path / "other")
-    publish(group, "a")
-    lease = take(group)
+    lease = begin(group, "a")
     for path in (other, None):
         with refused("1 unsettled messages may be in"):
             group.configure(sink=path)
@@ -304,8 +304,7 @@ def test_the_sink_changes_only_while_no_message_may_be_in_it(
 
 def test_the_same_sink_again_changes_nothing(group: ConsumerGroup, sink: str) -> None:
     """A worker may set it each time it starts, also after a crash."""
-    publish(group, "a")
-    append(take(group))
+    append(begin(group, "a"))
     before, version = group.settings.sink_key, group.stats().latest_version
     settings = group.configure(sink=Path(sink), retry_delay="0s")
     assert (settings.sink_key, settings.retry_delay) == (before, timedelta(0))
@@ -343,8 +342,7 @@ def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
 
 
 def test_a_sink_that_is_gone_can_be_taken_off(group: ConsumerGroup, sink: str) -> None:
-    publish(group, "a")
-    append(lease := take(group))
+    append(lease := begin(group, "a"))
     shutil.rmtree(sink)
     assert group.configure(sink=None).sink is None
     lease.ack()
@@ -355,8 +353,7 @@ def test_a_sink_that_is_gone_can_be_taken_off(group: ConsumerGroup, sink: str) -
 def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
     group: ConsumerGroup, sink: str
 ) -> None:
-    publish(group, "a")
-    lease = take(group)
+    lease = begin(group, "a")
     wide = pa.table({"value": ["a"], "more": [1]})
     for rows, text in (
         (wide, 'unknown more. .*schema_mode="merge"'),
@@ -377,8 +374,7 @@ def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
 def test_what_a_queue_takes_is_published_with_its_keys_and_headers(
     group: ConsumerGroup, sink: str
 ) -> None:
-    publish(group, "a", "b")
-    lease = take(group)
+    lease = begin(group, "a", "b")
     with refused("schema_mode is for a sink", "schema_mode"):
         lease.append(["a"], schema_mode="merge")
     with pytest.raises(errors.InvalidSchema):
@@ -395,8 +391,7 @@ def test_what_a_queue_takes_is_published_with_its_keys_and_headers(
 def test_a_lease_without_results_publishes_nothing_and_is_acked(
     group: ConsumerGroup, clock: ManualClock, sink: str
 ) -> None:
-    publish(group, "a", "b")
-    slow = take(group)
+    slow = begin(group, "a", "b")
     die(slow, clock)
     lease = take(group)
     assert lease.append([])
@@ -427,8 +422,7 @@ def test_an_error_of_the_rows_has_none_of_their_values(
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
     write_deltalake(path, schema.empty_table())
     group.configure(sink=path)
-    publish(group, "a")
-    lease = take(group)
+    lease = begin(group, "a")
     for n in ("secret", None):
         with pytest.raises(errors.InvalidOption, match=r"cannot be cast .* null in n") as caught:
             lease.append(pa.table({"n": [n], "text": ["secret"]}))
@@ -448,8 +442,7 @@ def test_a_sink_that_was_spoilt_is_not_taken_for_gone(
     group: ConsumerGroup, tmp_path: Path, sink: str
 ) -> None:
     """It still has what was written, so that may not be written elsewhere."""
-    publish(group, "a")
-    append(take(group))
+    append(begin(group, "a"))
     forgets = {"delta.setTransactionRetentionDuration": "interval 1 day"}
     DeltaTable(sink).alter.set_table_properties(forgets)
     for other in (make_sink(tmp_path / "other"), None):
