@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.handles import lease
+from support.handles import leased
 
 from spark_mq import Message, Queue, errors
 from spark_mq.errors import InvalidOption
@@ -26,8 +26,7 @@ def queue(clock: ManualClock) -> Queue:
 
 @pytest.mark.parametrize("verb", SETTLES)
 def test_leases_and_groups_settle_messages_themselves(queue: Queue, verb: str) -> None:
-    queue.publish([*"abcdefgh"])
-    held, group = lease(queue, 8), getattr(queue.group(), verb)
+    held, group = leased(queue, *"abcdefgh", count=8), getattr(queue.group(), verb)
     first, second, third, fourth, fifth, *rest, last = held.messages
     own = getattr(held, verb)
     assert own(first).settled == 1
@@ -39,8 +38,7 @@ def test_leases_and_groups_settle_messages_themselves(queue: Queue, verb: str) -
 
 
 def test_messages_are_named_at_all_other_doors(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(6)])
-    held, group = lease(queue, 2), queue.group()
+    held, group = leased(queue, *(str(n) for n in range(6)), count=2), queue.group()
     message = held.messages[0]
     assert held.extend("60s", message).settled == 1
     assert group.extend(held, "60s", [message]).settled == 1
@@ -78,8 +76,7 @@ def test_arrays_of_integers_name_messages(queue: Queue, array: Callable[[list[in
     ],
 )  # fmt: skip
 def test_other_values_are_no_sequences(queue: Queue, given: Any) -> None:
-    queue.publish(["a", "b"])
-    held = lease(queue)
+    held = leased(queue, "a", "b")
     with pytest.raises(InvalidOption, match="sequence"):
         held.ack(given)
     assert queue.group().stats().leased == 2
@@ -122,8 +119,7 @@ def test_a_text_without_a_utf8_form_names_no_message(queue: Queue) -> None:
 
 
 def test_errors_show_no_payload_and_stay_short(queue: Queue) -> None:
-    queue.publish([Message(SECRET, headers={"h": SECRET})])
-    held, group = lease(queue), queue.group()
+    held, group = leased(queue, Message(SECRET, headers={"h": SECRET})), queue.group()
     message = held.messages[0]
     calls: list[Callable[[], Any]] = [
         lambda: held.ack(message.value),

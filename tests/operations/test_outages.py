@@ -20,7 +20,7 @@ import pytest
 from support import working as worker
 from support.byte_store import ByteStore, Call
 from support.drivers import Checkpoint, MultiRunner, Runner, rows
-from support.handles import again, lease, route, until
+from support.handles import again, lease, leased, route, until
 from support.limits import Limits
 from support.marks import slow
 from support.outage import READS, WRITES, Outage
@@ -202,8 +202,7 @@ def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
     queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
     """The footers are known to be good, so nobody looks at the files before the lease."""
-    queue.publish([str(n) for n in range(3)])
-    lease(queue, 1).ack()
+    leased(queue, *(str(n) for n in range(3)), count=1).ack()
     taken = lease(queue, 2)
     with outage():
         with pytest.raises(errors.StorageError, match=r"out of reach.*lease again"):
@@ -223,8 +222,7 @@ def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
 def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(
     queue: Queue, outage: Outage
 ) -> None:
-    queue.publish("a")
-    taken = lease(queue)
+    taken = leased(queue, "a")
     assert len(taken.messages) == 1
     with outage():
         with pytest.raises(errors.StorageError):
@@ -258,8 +256,7 @@ def test_a_ledger_out_of_reach_is_not_taken_for_damage(
 ) -> None:
     limits(tag_bytes=0)  # as of large ledgers, which only the file has
     queue = delta_queue()
-    queue.publish(["a", "b"])
-    held = lease(queue, 1)
+    held = leased(queue, "a", "b", count=1)
 
     def read(call: Call) -> Any:
         if call.path.endswith(".parquet"):
@@ -277,8 +274,7 @@ def test_a_ledger_out_of_reach_is_not_taken_for_damage(
 def test_a_lease_that_was_acked_first_may_be_read_again_after_an_outage(
     queue: Queue, outage: Outage
 ) -> None:
-    queue.publish(["a", "b"])
-    lease(queue, 1).ack()
+    leased(queue, "a", "b", count=1).ack()
     taken = queue.group().lease("w", auto_ack=True)
     assert taken is not None
     with outage(), pytest.raises(errors.StorageError):
@@ -303,8 +299,7 @@ def test_an_outage_of_ledgers_and_logs_counts_nothing(
     delta_queue: Make, clock: ManualClock, outage: Outage, where: Any, handle: Any
 ) -> None:
     queue = delta_queue(visibility_timeout="60d", max_delivery_attempts=2)
-    queue.publish(["a", "b", "c"])
-    held = lease(queue, 1)
+    held = leased(queue, "a", "b", "c", count=1)
     with outage.of(*where):
         for _ in range(20):
             clock.advance("1d")
@@ -533,8 +528,7 @@ def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
 ) -> None:
     """It reads late, of a file that was good before."""
     queue = make(visibility_timeout="30d")
-    queue.publish([str(n) for n in range(3)])
-    lease(queue, 1).ack()
+    leased(queue, *(str(n) for n in range(3)), count=1).ack()
     seen, began = Seen(), threading.Event()
 
     def handle(taken: Lease) -> None:
@@ -744,8 +738,7 @@ def test_a_stream_over_two_queues_goes_on_with_the_one_in_reach(
 def test_dead_letters_are_routed_and_redriven_only_once_they_can_be_read(
     queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
-    queue.publish(["a", "b"])
-    lease(queue).reject(error="no")
+    leased(queue, "a", "b").reject(error="no")
     with outage():
         for _ in range(20):
             clock.advance("1h")
@@ -772,8 +765,7 @@ def damage(queue: Queue, *files: str) -> None:
 
 
 def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(queue: Queue) -> None:
-    queue.publish("a")
-    found = lease(queue, 1)
+    found = leased(queue, "a")
     damage(queue, paths(queue)[0])
     assert found.table().num_rows == 0
     with found.keep_alive():
@@ -848,8 +840,7 @@ def test_a_slow_check_does_not_hold_up_the_settles_of_others(
 ) -> None:
     """Over a store, a file may take minutes to fail: an extension must not wait for that."""
     queue = delta_queue()
-    queue.publish("a")
-    held = lease(queue, 1)
+    held = leased(queue, "a")
     queue.publish("b")
     slow, began = threading.Event(), threading.Event()
 

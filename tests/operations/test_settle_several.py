@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import again, lease
+from support.handles import again, lease, leased
 from support.tables import ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
@@ -40,8 +40,7 @@ def test_a_lease_over_several_commits_that_another_worker_has_got_is_lost(queue:
     queue.group().discard([m.sequence for m in held.messages[1:3]], force=True)
     assert held.ack() == SettleResult(0, already_settled=2)
     queue.publish(["c"])
-    queue.publish(["d"])
-    other = lease(queue, 2)
+    other = leased(queue, "d", count=2)
     queue.group().seek("earliest")
     with pytest.raises(LeaseLost):
         other.ack()
@@ -80,8 +79,7 @@ def test_what_one_of_several_leases_has_lost_is_reported_after_the_rest_is_settl
 
 @pytest.mark.parametrize("by", ["the lease", "its id", "its id later"])
 def test_after_an_ack_other_settles_of_the_message_do_nothing(queue: Queue, by: str) -> None:
-    queue.publish(["a", "b"])
-    held = lease(queue, 2)
+    held = leased(queue, "a", "b", count=2)
     message = held.messages[0]
     held.ack(message)
     if by == "its id later":
@@ -110,8 +108,7 @@ def test_some_messages_are_released_for_later_and_the_rest_stays_leased(
 
 
 def test_a_late_release_counts_and_its_delay_still_holds(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    held = lease(queue)
+    held = leased(queue, "a")
     clock.advance("62s")
     assert held.release(delay="5m") == SettleResult(1)
     clock.advance("4m")
@@ -154,8 +151,7 @@ def test_a_lease_is_extended_by_a_process_that_knows_none_of_the_later_messages(
     delta_queue: Make,
 ) -> None:
     queue = delta_queue()
-    queue.publish("a")
-    held, other = lease(queue), Queue.open(queue.path)
+    held, other = leased(queue, "a"), Queue.open(queue.path)
     for value in "bc":
         other.publish(value)
         lease(other)
@@ -170,8 +166,7 @@ def test_a_late_settle_of_an_expired_message_does_the_same_whoever_looked_before
 ) -> None:
     """Its lease and then its time to live have ended."""
     queue = make(visibility_timeout="10s", clock_skew=0)
-    queue.publish([Message("a", expires_at="20s"), "b"])
-    held = lease(queue, 1)
+    held = leased(queue, Message("a", expires_at="20s"), "b", count=1)
     if looked == "a sweep before that":
         clock.advance("15s")
         again(queue).sweep()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.handles import Injected, again, lease, once, until
+from support.handles import Injected, again, lease, leased, once, until
 from support.limits import Limits
 from support.steps import Step
 from support.tables import (
@@ -188,8 +188,7 @@ def test_a_change_of_single_messages_is_a_commit_of_its_own_even_without_a_name(
 def test_settles_come_before_leases(make: Make) -> None:
     """The cap leaves room for a lease only after the settle, which came later."""
     queue = make(max_in_flight=1)
-    queue.publish(["a", "b"])
-    held, before = lease(queue, 1), version(queue)
+    held, before = leased(queue, "a", "b", count=1), version(queue)
     with piled_up(queue) as submit:
         wanted = submit(queue.group().lease, "w")
         acked = submit(held.ack)
@@ -201,8 +200,7 @@ def test_settles_come_before_leases(make: Make) -> None:
 def test_no_settle_expires_a_lease_that_its_commit_extends(make: Make, clock: Any) -> None:
     """Its messages have no attempt left: they would be dead."""
     queue = make(max_delivery_attempts=1)
-    queue.publish(["a", "b"])
-    late, other = lease(queue, 1), lease(queue, 1)
+    late, other = leased(queue, "a", "b", count=1), lease(queue, 1)
     clock.advance("1h")
     with piled_up(queue) as submit:
         calls = [submit(queue.group().lease, "w"), submit(other.ack), submit(late.extend)]
@@ -214,8 +212,7 @@ def test_no_settle_expires_a_lease_that_its_commit_extends(make: Make, clock: An
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_is_that_of_its_own_operation(queue: Queue, error: type[BaseException]) -> None:
     """An interrupt, too, although its thread is the one that commits."""
-    queue.publish(["a", "b"])
-    held, before = lease(queue, 1), version(queue)
+    held, before = leased(queue, "a", "b", count=1), version(queue)
 
     def fail(view: View) -> Change[None]:
         raise error
@@ -232,8 +229,7 @@ def test_an_error_is_that_of_its_own_operation(queue: Queue, error: type[BaseExc
 def test_what_fails_for_several_calls_is_tried_for_each(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.publish(["a", "b"])
-    held, sizes = lease(queue, 1), list[int]()
+    held, sizes = leased(queue, "a", "b", count=1), list[int]()
     batcher = context_of(queue).committer.batcher
     real = batcher._run
 
@@ -251,8 +247,7 @@ def test_what_fails_for_several_calls_is_tried_for_each(
 
 
 def test_a_call_that_is_interrupted_while_it_waits_changes_nothing(queue: Queue) -> None:
-    queue.publish("a")
-    held = lease(queue)
+    held = leased(queue, "a")
 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
@@ -265,8 +260,7 @@ def test_a_call_that_is_interrupted_while_it_waits_changes_nothing(queue: Queue)
 
 
 def test_without_its_group_each_operation_fails_by_itself(queue: Queue) -> None:
-    queue.publish("a")
-    held = lease(queue)
+    held = leased(queue, "a")
     queue.drop_group("default")
     with piled_up(queue) as submit:
         calls = [submit(held.ack), submit(queue.group().ack, held.lease_id)]
@@ -274,8 +268,7 @@ def test_without_its_group_each_operation_fails_by_itself(queue: Queue) -> None:
 
 
 def test_what_settles_did_is_recorded_with_a_change_of_settings(queue: Queue) -> None:
-    queue.publish(["a"])
-    held, before = lease(queue, 1), version(queue)
+    held, before = leased(queue, "a"), version(queue)
     with piled_up(queue) as submit:
         submit(held.ack)
         changed = submit(group_ledger_of(queue.group()).run, Configure({"max_in_flight": 7}))
@@ -308,8 +301,7 @@ def last_number(queue: Queue, app: str) -> int | None:
 
 
 def test_a_commit_keeps_the_transactions_of_all_its_operations(queue: Queue) -> None:
-    queue.publish("a")
-    held, before = lease(queue), version(queue)
+    held, before = leased(queue, "a"), version(queue)
     with piled_up(queue) as submit:
         calls = [submit(numbered, queue, "one", 3), submit(held.ack)]
         calls.append(submit(numbered, queue, "two", 5))
@@ -367,8 +359,7 @@ FAILURES = [
 def test_a_failed_commit_is_an_error_of_each_caller(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    queue.publish(["a", "b"])
-    held = lease(queue, 1)
+    held = leased(queue, "a", "b", count=1)
     write = Injected(lambda run: None, fail=error)
     with piled_up(queue) as submit:
         on_write(monkeypatch, queue, write)
@@ -383,8 +374,7 @@ def test_a_failed_commit_is_an_error_of_each_caller(
 def test_a_transaction_of_a_lost_attempt_is_not_committed(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.publish(["a"])
-    held, before = lease(queue), version(queue)
+    held, before = leased(queue, "a"), version(queue)
     ledger, attempts = group_ledger_of(queue.group()), list[int]()
 
     def lose() -> None:
@@ -428,8 +418,7 @@ def test_without_a_look_what_changes_nothing_is_computed_again(
 
 def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_queue: Make) -> None:
     queue = delta_queue()
-    queue.publish(["a", "b"])
-    held, rival = lease(queue, 1), again(queue)
+    held, rival = leased(queue, "a", "b", count=1), again(queue)
     theirs = lease(rival, 1)
     assert queue.group().stats().ready == 0, "the state that this handle knows"
     for _ in range(2):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import ByteStore
-from support.handles import again, lease, until
+from support.handles import again, lease, leased, until
 from support.limits import Limits
 from support.tables import context_of, group_ledger_of, messages_of, on_commands
 
@@ -82,15 +82,13 @@ def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Starts) -> None:
 def test_what_makes_a_message_due_wakes_who_waits(
     queue: Queue, clock: ManualClock, waiter_on: Starts, what: Callable[..., object]
 ) -> None:
-    queue.publish("a")
-    taken, waiter = lease(queue), waiter_on(again(queue))
+    taken, waiter = leased(queue, "a"), waiter_on(again(queue))
     what(taken, clock)
     assert values(waiter) == [b"a"]
 
 
 def test_a_redriven_message_wakes_who_waits(queue: Queue, waiter_on: Starts) -> None:
-    queue.publish("a")
-    lease(queue).reject()
+    leased(queue, "a").reject()
     queue.sweep()
     waiter = waiter_on(queue)
     assert queue.redrive().messages == 1
@@ -119,8 +117,7 @@ def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
 
 def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew="100ms")
-    queue.publish(["a"])
-    first = lease(queue)
+    first = leased(queue, "a")
     second = queue.group().lease("w", wait="30s", poll_interval=LONG)
     assert second is not None
     assert context_of(queue).clock() - first.expires_at > timedelta(milliseconds=100)
@@ -147,8 +144,7 @@ def test_a_full_group_is_waited_for_and_the_reason_is_there_at_the_end(
     make: Make, waiter_on: Starts
 ) -> None:
     queue = make(max_in_flight=1)
-    queue.publish(["a", "b"])
-    taken = lease(queue, 1)
+    taken = leased(queue, "a", "b", count=1)
     assert queue.group().lease("w", wait="20ms") is None
     assert queue.group().blocked_because == "max_in_flight"
     waiter = waiter_on(queue)
@@ -261,8 +257,7 @@ def test_what_time_alone_will_bring_is_known_beforehand(queue: Queue, clock: Man
         return None if due is None else round((due - clock()).total_seconds(), 3)
 
     assert seconds() is None
-    queue.publish(["a", "b"])
-    taken = lease(queue, 1)
+    taken = leased(queue, "a", "b", count=1)
     assert seconds() == 61, "the deadline and the margin"
     taken.nack(delay="20s")
     assert seconds() == 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq import ConsumerGroup, Lease, Queue, SweepReport
+from spark_mq import ConsumerGroup, Lease, Message, Queue, SweepReport
 from spark_mq.delta.actions import LOG_FOLDER, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.memory_files import MemoryFiles
@@ -64,6 +64,12 @@ def lease(queue: Queue, count: int = 10, group: str = "default") -> Lease:
     found = queue.group(group).lease("w", max_messages=count)
     assert found is not None
     return found
+
+
+def leased(queue: Queue, *messages: bytes | str | Message, count: int = 10) -> Lease:
+    """Publish messages, and lease them or some."""
+    queue.publish(messages)
+    return lease(queue, count)
 
 
 def take(group: ConsumerGroup, count: int = 1_000, **options: Any) -> list[str]:
