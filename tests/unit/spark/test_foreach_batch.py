@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.byte_store import ByteStore, Call
+from support.having import having
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import ConsumerGroup, Queue
@@ -32,6 +33,8 @@ from spark_mq.streaming.source import StreamOptions, StreamSource, stream_id_in_
 from spark_mq.testing import ManualClock, memory_queue
 
 BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])
+AWAY = StorageError("publishing failed", path="/other", landed=False)
+"""Another store is away."""
 
 
 @pytest.fixture
@@ -49,17 +52,37 @@ def source_of(queue: Queue) -> StreamSource:
 
 
 def function_of(
-    queue: Queue, process: Any, found: Any, group: ConsumerGroup | None = None, **options: Any
+    queue: Queue,
+    process: Any,
+    found: Any = None,
+    group: ConsumerGroup | None = None,
+    **options: Any,
 ) -> Any:
     """Return a function for foreachBatch. Its batches have a lease, or what `found` returns."""
 
     def find(_: Any) -> BatchLeases:
-        batch = found() if callable(found) else found
+        batch = found() if callable(found) else found or queue.group().lease("w", max_messages=9)
         return batch if isinstance(batch, BatchLeases) else BatchLeases([batch.lease_id], True)
 
     each: Any = (group or queue.group()).for_each_batch(process, **options)
     each._finder = SimpleNamespace(find=find)
     return each
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def process(batch: Any, lease: Any) -> None:
+        raise error
+
+    return process
+
+
+fail = raising(ValueError("boom"))
+
+
+def left(queue: Queue) -> Any:
+    """The only range of the group."""
+    (only,) = group_ledger_of(queue.group()).current()
+    return only
 
 
 def test_a_function_of_the_wrong_signature_is_refused_before_any_batch_comes(queue: Queue) -> None:
@@ -82,11 +105,8 @@ def test_a_result_that_is_no_dataframe_ends_the_query_and_settles_nothing(
     queue: Queue, returned: Any
 ) -> None:
     queue.publish("a")
-    taken = queue.group().lease("w")
-    assert taken is not None
-    each = function_of(queue, lambda batch, lease: returned, taken)
     with pytest.raises(InvalidHandlerResult, match=r"process returned (list|Table): it must"):
-        each(BATCH, 0)
+        function_of(queue, lambda batch, lease: returned)(BATCH, 0)
     assert queue.group().stats().leased == 1
 
 
@@ -95,16 +115,12 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
 ) -> None:
     queue.publish(["a", "b"])
     taken = queue.group().lease("w", max_messages=2)
-    assert taken is not None
-    each = function_of(queue, fail, taken)
     caplog.set_level("INFO")
-    each(BATCH, 0)
+    function_of(queue, fail, taken)(BATCH, 0)
     first, *_, second = caplog.messages
-    lease_id = taken.lease_id
-    assert (
-        first
-        == "group default: a batch failed with 2 unsettled messages (delivery 1 of 5); its lease "
-        f"{lease_id} is nacked"
+    assert first == (
+        "group default: a batch failed with 2 unsettled messages (delivery 1 of 5); its lease "
+        f"{taken.lease_id} is nacked"
     )
     assert second.startswith("group default: 2 messages nacked: 2 due again from ")
     assert caplog.records[0].exc_info is not None
@@ -113,8 +129,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
 def test_process_may_return_what_its_own_settles_return(queue: Queue) -> None:
     queue.publish(["a", "b"])
     taken = queue.group().lease("w", max_messages=2)
-    each = function_of(queue, lambda batch, lease: taken.nack(delay="1m"), taken)
-    each(BATCH, 0)
+    function_of(queue, lambda batch, lease: taken.nack(delay="1m"), taken)(BATCH, 0)
     stats = queue.group().stats()
     assert (stats.delayed, stats.acked, stats.leased) == (2, 0, 0)
 
@@ -161,7 +176,7 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
             raise RuntimeError(f"Job: spark_mq.errors.StorageError: reading messages of {place}")
         byte_store.on("open", "read", act=away, of=messages_of(queue).files)
         if how == "error of a store":
-            raise StorageError("publishing failed", path="/other", landed=False)
+            raise AWAY
         raise ValueError("Spark could not read a file")
 
     plans: list[Any] = []
@@ -175,54 +190,40 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
         plans.append(plan)
         with pytest.raises(StorageError):
             each(BATCH, n)
-        (left,) = group_ledger_of(queue.group()).current()
-        assert (left.state, left.delivery_count, left.failure_count) == ("available", 0, 0)
-        assert left.lease_id is None
+        assert left(queue) == having(
+            state="available", delivery_count=0, failure_count=0, lease_id=None
+        )
 
 
 @pytest.mark.parametrize(
     "error",
     [
         ConnectionError("of the handler's own service"),
-        StorageError("publishing failed", path="/other", landed=False),
+        AWAY,
         RuntimeError("Job: spark_mq.errors.StorageError: publishing to /other failed"),
     ],
 )
 def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue, error: Exception) -> None:
     queue.publish("a")
-    taken = queue.group().lease("w")
-    assert taken is not None
-
-    def process(batch: Any, lease: Any) -> None:
-        raise error
-
-    each = function_of(queue, process, taken)
-    each(BATCH, 0)
-    (left,) = group_ledger_of(queue.group()).current()
-    assert (left.state, left.delivery_count, left.failure_count) == ("available", 1, 1)
+    function_of(queue, raising(error))(BATCH, 0)
+    assert left(queue) == having(state="available", delivery_count=1, failure_count=1)
 
 
 def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish("a")
-    taken = queue.group().lease("w")
-    assert taken is not None
 
     def failing(*_: Any) -> None:
         raise StorageError("no space", path=queue.path, landed=False)
 
-    def process(batch: Any, lease: Any) -> None:
-        raise StorageError("publishing failed", path="/other", landed=False)
-
-    each = function_of(queue, process, taken)
+    each = function_of(queue, raising(AWAY), queue.group().lease("w"))
     with monkeypatch.context() as patch:
         patch.setattr(GroupLedger, "settle", failing)
         with pytest.raises(StorageError, match="no space"):
             each(BATCH, 0)
     each(BATCH, 0)
-    (left,) = group_ledger_of(queue.group()).current()
-    assert (left.state, left.failure_count) == ("available", 1)
+    assert left(queue) == having(state="available", failure_count=1)
 
 
 def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
@@ -324,10 +325,6 @@ def test_a_second_query_is_refused_while_the_first_has_a_batch(queue: Queue) -> 
 # -- what becomes of a batch
 
 
-def fail(batch: Any, lease: Any) -> None:
-    raise ValueError("boom")
-
-
 class ApiError(Exception):
     def __str__(self) -> str:
         raise AttributeError("there is no response")
@@ -344,13 +341,9 @@ class ApiError(Exception):
 def test_what_would_end_the_driver_settles_the_batch_as_any_error(
     queue: Queue, wrong: BaseException, text: str
 ) -> None:
-    def process(batch: Any, lease: Any) -> None:
-        raise wrong
-
     queue.publish("a")
-    function_of(queue, process, queue.group().lease("w"))(BATCH, 0)
-    (left,) = group_ledger_of(queue.group()).current()
-    assert (left.state, left.error) == ("available", text)
+    function_of(queue, raising(wrong))(BATCH, 0)
+    assert left(queue) == having(state="available", error=text)
 
 
 @pytest.mark.parametrize(
@@ -359,13 +352,9 @@ def test_what_would_end_the_driver_settles_the_batch_as_any_error(
 def test_an_exit_or_interrupt_of_the_function_ends_the_query_with_an_error(
     queue: Queue, wrong: BaseException, on_error: str
 ) -> None:
-    def process(batch: Any, lease: Any) -> None:
-        raise wrong
-
     queue.publish("a")
-    each = function_of(queue, process, queue.group().lease("w"), on_error=on_error)
     with pytest.raises(RuntimeError, match=f"process raised {type(wrong).__name__}"):
-        each(BATCH, 0)
+        function_of(queue, raising(wrong), on_error=on_error)(BATCH, 0)
 
 
 def test_batches_that_fail_open_the_breaker() -> None:
@@ -376,14 +365,12 @@ def test_batches_that_fail_open_the_breaker() -> None:
         each(BATCH, number)
     stats = queue.group().stats()
     assert (stats.breaker, stats.unread, stats.dead, stats.leased) == ("open", 1, 0, 0)
-    assert "2 leases failed in a row" in stats.blocked_because
-    assert "boom" in stats.blocked_because
+    assert "2 leases failed in a row, the last with ValueError: boom" in stats.blocked_because
 
 
 def test_with_manual_a_batch_that_failed_is_settled_by_the_policy(queue: Queue) -> None:
     queue.publish("a")
-    taken = queue.group().lease("w")
-    function_of(queue, fail, taken, on_error="reject", ack="manual")(BATCH, 0)
+    function_of(queue, fail, on_error="reject", ack="manual")(BATCH, 0)
     assert queue.group().stats().dead == 1
 
 
@@ -393,9 +380,9 @@ def test_acked_first_a_batch_is_not_seen_again_though_it_fails(queue: Queue) -> 
 
     def process(batch: Any, lease: Any) -> None:
         during.append(queue.group().stats().acked)
-        raise ValueError("boom")
+        fail(batch, lease)
 
-    function_of(queue, process, queue.group().lease("w"), ack="on_receive")(BATCH, 0)
+    function_of(queue, process, ack="on_receive")(BATCH, 0)
     assert (during, queue.group().stats().acked) == ([1], 1)
 
 
@@ -403,22 +390,20 @@ def test_acked_first_a_batch_that_others_may_have_by_now_is_not_handed_over(queu
     queue.publish("a")
     taken, handed = queue.group().lease("w"), list[Any]()
     queue.group().seek("earliest")  # the lease is gone
-    each = function_of(queue, lambda batch, lease: handed.append(1), taken, ack="on_receive")
     with pytest.raises(LeaseLost, match="expired before its messages were handed over"):
-        each(BATCH, 0)
+        function_of(queue, lambda batch, lease: handed.append(1), taken, ack="on_receive")(BATCH, 0)
     assert handed == []
 
 
 def test_invalid_values_need_the_column_of_their_error(queue: Queue) -> None:
     queue.publish("a")
-    taken, handed = queue.group().lease("w"), list[Any]()
+    handed: list[Any] = []
     each = function_of(
-        queue, lambda batch, lease: handed.append(1), taken, on_error="raise", invalid="reject"
+        queue, lambda batch, lease: handed.append(batch), on_error="raise", invalid="reject"
     )
     with pytest.raises(InvalidSchema, match="Read with the option valueSchema"):
         each(BATCH, 0)
-    stats = queue.group().stats()
-    assert (handed, stats.acked, stats.dead, stats.leased) == ([], 0, 0, 1)
+    assert (handed, left(queue).state) == ([], "leased")
 
 
 def test_ack_first_cannot_reject_what_it_has_acked(queue: Queue) -> None:
@@ -436,13 +421,12 @@ def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(
 ) -> None:
     """Its nack would settle nothing, and the source's ack would then ack what failed."""
     queue.publish("a")
-    plan, called = source_of(queue).lease(str(uuid.uuid4()), 1), list[int]()
+    plan, handed = source_of(queue).lease(str(uuid.uuid4()), 1), list[Any]()
     group = memory_queue().group() if wrong == "another queue's" else queue.group("other")
-    each = function_of(queue, lambda batch, lease: called.append(1), plan, group=group.ensure())
+    each = function_of(queue, lambda batch, lease: handed.append(batch), plan, group.ensure())
     with pytest.raises(InvalidOption, match=r"use the path and consumerGroup.*more_groups="):
         each(BATCH, 0)
-    assert called == []
-    assert queue.group().stats().leased == 1
+    assert (handed, left(queue).state) == ([], "leased")
 
 
 def test_a_batch_that_a_successor_took_over_ends_the_query_and_settles_nothing(
