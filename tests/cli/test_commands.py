@@ -364,16 +364,6 @@ def test_sigterm_ends_a_command_well_that_still_starts(
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.slow
-def test_a_missing_extra_is_named_in_one_line() -> None:
-    program = (
-        "import sys; sys.modules['typer'] = None; from spark_mq.interfaces.cli import main; main()"
-    )
-    done = run_program(program)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "pip install 'spark-mq[cli]'" in done.err
-
-
 def test_ctrl_c_ends_a_redrive_after_the_letters_in_hand(
     run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

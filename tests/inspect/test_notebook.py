@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from support.readable_html import readable_html
 from spark_mq import Message, Queue
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.records import Records, object_html, rows_html, show
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -214,18 +210,3 @@ def test_results_convert_to_data_frames(queue: Queue, lease: Any, library: str) 
     frame = getattr(queue.group("billing").leases(), f"to_{library}")()
     assert list(frame["worker_id"]) == ["worker-1"]
     assert len(getattr(queue.group("billing").peek(), f"to_{library}")()) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_conversion_names_what_is_missing(library: str) -> None:
-    program = (
-        f"import sys; sys.modules[{library!r}] = None\n"
-        "from spark_mq.util.records import Records\n"
-        f"try: Records().to_{library}()\n"
-        "except ModuleNotFoundError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert f"pip install {library}" in done.stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +19,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.dates import date2num, num2date
 
-ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
@@ -262,20 +259,3 @@ def test_a_plot_is_drawn_into_given_axes(queue: Queue) -> None:
     assert queue.plot.throughput(ax=both[0]) is both[0]
     assert queue.plot.ages(ax=both[1]) is both[1]
     assert plt.get_fignums() == [figure.number]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("call", ["throughput()", "ages()", "lanes('g')", "life(sequence)"])
-def test_without_matplotlib_the_error_names_the_extra(call: str) -> None:
-    program = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from spark_mq.testing import memory_queue\n"
-        "queue = memory_queue(); queue.publish('a'); queue.group('g').ensure()\n"
-        "sequence = queue.peek()[0].sequence\n"
-        f"try: queue.plot.{call}\n"
-        "except ModuleNotFoundError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "install spark-mq[plot]" in done.stdout

@@ -223,25 +223,3 @@ def test_required_fields_of_protobuf_are_checked() -> None:
         Protobuf(part).decode(b"\x0a\x01a")
     with pytest.raises(InvalidOption, match="required"):
         Protobuf(part).encode(part(name_part="a"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "call", "extra"),
-    [
-        ("fastavro", "Avro('long')", "avro"),
-        ("google.protobuf", "Protobuf(int)", "protobuf"),
-        ("pydantic", "Pydantic(int)", "pydantic"),
-    ],
-)
-def test_a_missing_library_is_an_error_that_names_the_extra(
-    module: str, call: str, extra: str
-) -> None:
-    program = (
-        f"import sys; sys.modules[{module!r}] = None; from spark_mq.integrations.formats import *\n"
-        f"try: {call}\nexcept ModuleNotFoundError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert f"install spark-mq[{extra}]" in done.stdout

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.commands import run_program
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 0.3
@@ -116,14 +117,47 @@ def test_the_package_needs_no_extra() -> None:
     run(program)
 
 
+FORMATS = "from spark_mq.integrations.formats import *; "
+TABLE = "from spark_mq.util.records import Records; Records()."
+PLOT = (
+    "from spark_mq.testing import memory_queue; queue = memory_queue(); queue.publish('a'); "
+    "queue.group('g').ensure(); queue.plot."
+)
+MISSING = [
+    ("airflow", "import spark_mq.integrations.airflow.triggers", "spark-mq[airflow]"),
+    ("fastavro", f"{FORMATS}Avro('long')", "spark-mq[avro]"),
+    ("google.protobuf", f"{FORMATS}Protobuf(int)", "spark-mq[protobuf]"),
+    ("pydantic", f"{FORMATS}Pydantic(int)", "spark-mq[pydantic]"),
+    *((name, f"{TABLE}to_{name}()", name) for name in ("pandas", "polars")),
+    *(
+        ("matplotlib", f"{PLOT}{call}", "spark-mq[plot]")
+        for call in ("throughput()", "ages()", "lanes('g')", "life(queue.peek()[0].sequence)")
+    ),
+]
+
+
 @pytest.mark.slow
-def test_the_provider_without_airflow_names_its_extra() -> None:
-    program = (
-        "import sys; sys.modules['airflow'] = None\n"
-        "try: import spark_mq.integrations.airflow.triggers\n"
-        "except ModuleNotFoundError as error: print(error)"
+@pytest.mark.parametrize(("package", "program", "wanted"), MISSING)
+def test_an_error_says_what_to_install(package: str, program: str, wanted: str) -> None:
+    caught = "except ModuleNotFoundError as error: print(error)"
+    assert f"install {wanted}" in run(
+        f"import sys; sys.modules[{package!r}] = None\ntry: {program}\n{caught}"
     )
-    assert "install spark-mq[airflow]" in run(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "words", "extra"), [("typer", [], "cli"), ("starlette", ["web"], "web")]
+)
+def test_a_command_says_in_one_line_what_to_install(
+    package: str, words: list[str], extra: str
+) -> None:
+    done = run_program(
+        f"import sys; sys.modules[{package!r}] = None; sys.argv = ['spark-mq', *{words}]; "
+        "from spark_mq.interfaces.cli import main; main()"
+    )
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"pip install 'spark-mq[{extra}]'" in done.err
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from support.commands import run_program, started
+from support.commands import started
 
 from spark_mq import Queue
 
@@ -26,14 +26,3 @@ def test_the_command_serves_until_a_signal(queue: Queue, end: signal.Signals) ->
     process.send_signal(end)
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
-
-
-@pytest.mark.slow
-def test_a_missing_extra_is_named_in_one_line() -> None:
-    program = (
-        "import sys; sys.modules['starlette'] = None; sys.argv = ['spark-mq', 'web']; "
-        "from spark_mq.interfaces.cli import main; main()"
-    )
-    done = run_program(program)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "pip install 'spark-mq[web]'" in done.err
