@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.having import having
 from support.ledger_group import SECOND, Group
 from support.slot_files import LANES, LAYOUT, file_of, ordered
 
@@ -44,30 +43,6 @@ def test_a_queue_without_slots_has_one_priority() -> None:
     assert zero.firsts == (0,)
 
 
-def test_a_retry_a_delay_and_a_blocked_message_hold_their_lane_back() -> None:
-    late = DeliveryTimes.of([(1, 2_000 * SECOND, None), (1, None, None)])
-    group = ordered(
-        file_of(1, (0, 0, 2)), file_of(2, (0, 1, 2), times=late), file_of(3, (0, 2, 2)),
-        max_delivery_attempts=2, on_max_deliveries="block",
-    )  # fmt: skip
-    group.lease("a", 1)
-    group.settle("nack", "a", [sequence(1, 0)], delay=70 * SECOND, error="no")
-    held = lane(group, 0)
-    assert (held.holder, held.sequence, held.held_back) == (Holder.RETRY, sequence(1, 0), 1)
-    assert held.until == group.now + 70 * SECOND
-    assert held.held_by.error == "no"
-    held = lane(group, 1)
-    assert (held.holder, held.until, held.held_back) == (Holder.DELAY, 2_000 * SECOND, 1)
-    group.lease("b", 1)
-    group.settle("release", "b", delay=30 * SECOND)
-    assert lane(group, 2) == having(holder=Holder.POSTPONED, until=group.now + 30 * SECOND)
-    group.now += 71 * SECOND
-    group.lease("c", 1)
-    group.settle("nack", "c", [sequence(1, 0)])
-    held = lane(group, 0)
-    assert (held.holder, held.until, held.counts["blocked"]) == (Holder.BLOCKED, None, 1)
-
-
 def test_a_delayed_message_that_the_ledger_has_skipped_is_a_delay_still() -> None:
     late = DeliveryTimes.of([(2, 2_000 * SECOND, None)])
     group = ordered(file_of(1, (0, 0, 2), times=late), file_of(2, (0, 1, 2)))
@@ -81,23 +56,6 @@ def test_an_unordered_group_holds_no_lane_back() -> None:
     group.lease("a", 1)
     found = lane(group, 0)
     assert (found.holder, found.held_back, found.counts["leased"]) == (Holder.NOTHING, 0, 1)
-
-
-def test_a_dead_message_holds_nothing_back() -> None:
-    group = ordered(file_of(1, (0, 0, 2)))
-    group.lease("a", 1)
-    group.settle("reject", "a")
-    found = lane(group, 0)
-    assert (found.holder, found.held_back, found.head) == (Holder.NOTHING, 0, sequence(1, 1))
-    assert (found.messages, found.counts["dead"]) == (1, 1)
-
-
-def test_another_priority_of_a_lane_goes_on_behind_a_retry() -> None:
-    group = ordered(file_of(1, (9, 0, 2), (0, 0, 3)))
-    group.lease("a", 1)
-    group.settle("nack", "a", [sequence(1, 0)], delay=70 * SECOND)
-    found = lane(group, 0)
-    assert (found.holder, found.held_back, found.counts["ready"]) == (Holder.RETRY, 1, 4)
 
 
 def test_a_census_ends_after_a_number_of_runs() -> None:

@@ -71,9 +71,10 @@ def test_the_oldest_lanes_come_first_by_age(make: Callable[..., Queue]) -> None:
 
 
 def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
-    make: Callable[..., Queue],
+    make: Callable[..., Queue], clock: ManualClock
 ) -> None:
-    queue = ordered(make, max_delivery_attempts=2, on_max_deliveries="block", retry_delay="15m")
+    retries = {"retry_delay": "15m", "retry_jitter": 0}
+    queue = ordered(make, max_delivery_attempts=2, on_max_deliveries="block", **retries)
     for number in range(3):
         queue.publish([Message("x", key=key_in(number)), Message("y", key=key_in(number))])
     queue.publish(Message("z", key=key_in(7), deliver_at="2h"))
@@ -92,10 +93,12 @@ def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
     assert [held[n].held_by for n in (0, 1, 2, 7)] == ["retry", "postponed", "blocked", "delay"]
     assert [held[n].held_back for n in (0, 1, 2, 7)] == [1, 1, 1, 0]
     assert [held[n].error for n in (0, 1, 2, 7)] == ["bad", None, "worse", None]
-    assert held[2].until is None
+    retry, release = (clock() + timedelta(minutes=minutes) for minutes in (15, 30))
+    assert [held[n].until for n in (0, 1, 2)] == [retry, release, None]
+    delay = held[7].until - clock()
+    assert timedelta(hours=2) <= delay < timedelta(hours=2, seconds=1), "in whole seconds"
     assert "max_delivery_attempts" in held[2].because
     assert f"message {held[0].sequence} failed" in held[0].because
-    assert held[7].until is not None
 
 
 def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
