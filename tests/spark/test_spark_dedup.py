@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import finish, make_queue, start
+from support.harness import make_queue, publish, publish_stream
 from support.sinks import values
 
 from spark_mq import Message, Queue
@@ -28,9 +28,9 @@ def test_a_write_leaves_out_what_was_published_and_what_it_repeats(
 ) -> None:
     target.publish(Message("first", dedup_id="3"))
     frame = numbered(spark, 6, "IF(id = 5, NULL, CAST(id % 4 AS STRING))")
-    frame.write.format("spark_mq").mode("append").save(target.path)
+    publish(frame, target.path)
     assert values(target.path) == ["0", "1", "2", "5", "first"]  # 3 was there, 4 has the id of 0
-    frame.write.format("spark_mq").mode("append").save(target.path)
+    publish(frame, target.path)
     assert values(target.path) == ["0", "1", "2", "5", "5", "first"]
 
 
@@ -38,7 +38,7 @@ def test_a_queue_without_a_window_refuses_the_column_before_any_job(
     spark: Any, queue: Queue
 ) -> None:
     with pytest.raises(Exception, match="no dedup_window"):
-        numbered(spark, 2, "'a'").write.format("spark_mq").mode("append").save(queue.path)
+        publish(numbered(spark, 2, "'a'"), queue.path)
 
 
 @pytest.mark.slow
@@ -47,6 +47,6 @@ def test_a_streaming_write_leaves_duplicates_out(
 ) -> None:
     queue.publish([Message(str(n), key=str(n % 3)) for n in range(6)])
     frame = spark.readStream.format("spark_mq").option("consumerGroup", "g").load(queue.path)
-    writer = frame.selectExpr("value", "key AS dedup_id").writeStream.format("spark_mq")
-    finish(start(writer.option("path", target.path), tmp_path / "checkpoint"))
+    rows = frame.selectExpr("value", "key AS dedup_id")
+    publish_stream(rows, target.path, tmp_path / "checkpoint")
     assert values(target.path) == ["0", "1", "2"]

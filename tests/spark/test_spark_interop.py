@@ -18,9 +18,11 @@ from spark_mq import Queue, errors
 
 def append(spark: Any, queue: Queue, *texts: str) -> None:
     rows = [(bytearray(text.encode()),) for text in texts]
-    spark.createDataFrame(rows, "value BINARY").coalesce(1).write.format("delta").mode(
-        "append"
-    ).save(messages_of(queue).path)
+    append_rows(queue, spark.createDataFrame(rows, "value BINARY").coalesce(1))
+
+
+def append_rows(queue: Queue, rows: Any) -> None:
+    rows.write.format("delta").mode("append").save(messages_of(queue).path)
 
 
 def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
@@ -64,35 +66,23 @@ def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
 @pytest.mark.slow
 @pytest.mark.delta
 def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
-    """Spark fills missing columns with null. It needs no schema option."""
-    before = spark.read.format("delta").load(messages_of(queue).path).schema
-    spark.createDataFrame([(bytearray(b"a"),)], "value BINARY").write.format("delta").mode(
-        "append"
-    ).save(messages_of(queue).path)
-    assert spark.read.format("delta").load(messages_of(queue).path).schema == before
+    """Spark fills missing columns with null. It needs no schema option.
+
+    Delta Lake for Spark casts no STRING to BINARY in an append of a DataFrame.
+    """
+    path = messages_of(queue).path
+    before = spark.read.format("delta").load(path).schema
+    append(spark, queue, "a")
+    assert spark.read.format("delta").load(path).schema == before
     (message,) = take(queue).messages
     assert (message.value, message.message_id, message.key) == (b"a", str(message.sequence), None)
     assert "/" not in messages_of(queue).index().files[0].path
-
-
-@pytest.mark.delta
-@pytest.mark.slow
-def test_spark_refuses_text_until_it_is_cast(spark: Any, queue: Queue) -> None:
-    """Delta Lake for Spark casts no STRING to BINARY in an append of a DataFrame."""
-    text = spark.createDataFrame([("a",)], "value STRING")
+    text = spark.createDataFrame([("b",)], "value STRING")
     with pytest.raises(Exception, match="DELTA_FAILED_TO_MERGE_FIELDS"):
-        text.write.format("delta").mode("append").save(messages_of(queue).path)
-    text.selectExpr("CAST(value AS BINARY) AS value").write.format("delta").mode("append").save(
-        messages_of(queue).path
-    )
-    assert texts(take(queue)) == ["a"]
-
-
-@pytest.mark.delta
-@pytest.mark.slow
-def test_spark_inserts_the_value_alone_by_sql(spark: Any, queue: Queue) -> None:
-    spark.sql(f"INSERT INTO delta.`{messages_of(queue).path}` (value) VALUES (CAST('a' AS BINARY))")
-    assert texts(take(queue)) == ["a"]
+        append_rows(queue, text)
+    append_rows(queue, text.selectExpr("CAST(value AS BINARY) AS value"))
+    spark.sql(f"INSERT INTO delta.`{path}` (value) VALUES (CAST('c' AS BINARY))")
+    assert texts(take(queue)) == ["b", "c"]
 
 
 @pytest.mark.delta
@@ -105,8 +95,7 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     append(spark, queue, "c", "d")
     held = take(queue, 1)
     messages, leases = (
-        f"delta.`{messages_of(queue).path}`",
-        f"delta.`{ledgers_of(queue).path}`",
+        f"delta.`{table.path}`" for table in (messages_of(queue), ledgers_of(queue))
     )
     spark.sql(f"OPTIMIZE {messages} ZORDER BY (published_at)")
     append(spark, queue, "e")
@@ -141,10 +130,7 @@ def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody
         with pytest.raises(Exception, match="append"):
             spark.sql(statement)
     spark.sql(f"ALTER TABLE {messages} ADD COLUMNS (note STRING)")
-    rows = [(bytearray(b"c"), "mine")]
-    spark.createDataFrame(rows, "value BINARY, note STRING").write.format("delta").mode(
-        "append"
-    ).save(messages_of(queue).path)
+    append_rows(queue, spark.createDataFrame([(b"c", "mine")], "value BINARY, note STRING"))
     worker.publish("d")
     held.ack()
     assert texts(take(worker)) == ["b", "c", "d"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from support.harness import make_queue
+from support.harness import look, make_queue
 
 from spark_mq import Message, Queue
 from spark_mq.util.clock import to_micros
@@ -30,8 +30,7 @@ def settled(tmp_path: Path) -> Queue:
 
 
 def read(spark: Any, queue: Queue, **options: str) -> Any:
-    given = {"consumerGroup": "billing", "outcomes": "true", **options}
-    return spark.read.format("spark_mq").options(**given).load(queue.path)
+    return look(spark, queue, **{"consumerGroup": "billing", "outcomes": "true", **options})
 
 
 def test_settled_messages_have_their_outcomes_as_the_python_api_says(

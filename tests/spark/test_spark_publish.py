@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql import functions as F
 from support.handles import housekeep, index_commits
-from support.harness import Stream, finish, forget_last_commit, numbered, start, values, versions
+from support.harness import (
+    Stream,
+    forget_last_commit,
+    look,
+    numbered,
+    publish,
+    publish_stream,
+    values,
+    versions,
+)
 from support.marks import slow
-from support.tables import messages_of
 
 from spark_mq import Message, Queue
 
@@ -28,29 +34,23 @@ def test_a_dataframe_is_published_in_one_commit_with_keys_headers_ids_and_times(
     spark: Any, queue: Queue
 ) -> None:
     before = versions(queue)["messages"]
-    df = spark.range(4, numPartitions=2).select(
-        F.concat(F.lit("v"), "id").alias("value"),
-        F.concat(F.lit("k"), "id").alias("key"),
-        F.concat(F.lit("m"), "id").alias("message_id"),
-        F.create_map(F.lit("h"), F.col("id").cast("string")).alias("headers"),
-        F.timestamp_seconds(F.col("id")).alias("published_at"),
-    )
-    df.write.format("spark_mq").mode("append").save(queue.path)
+    rows = spark.range(4, numPartitions=2).selectExpr(
+        "concat('v', id) AS value", "concat('k', id) AS key", "concat('m', id) AS message_id",
+        "map('h', CAST(id AS STRING)) AS headers", "timestamp_seconds(id) AS published_at",
+    )  # fmt: skip
+    publish(rows, queue.path)
     assert versions(queue)["messages"] == (before or 0) + 1
-    got = {m.message_id: m for m in received(queue)}
-    assert sorted(got) == ["m0", "m1", "m2", "m3"]
-    assert [(m.value, m.key, m.headers) for _, m in sorted(got.items())] == [
-        (f"v{i}".encode(), f"k{i}", {"h": str(i)}) for i in range(4)
+    got = sorted(received(queue), key=lambda message: message.message_id or "")
+    assert [(m.message_id, m.value, m.key, m.headers) for m in got] == [
+        (f"m{i}", f"v{i}".encode(), f"k{i}", {"h": str(i)}) for i in range(4)
     ]
-    assert [m.published_at.timestamp() for _, m in sorted(got.items())] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+    assert [m.published_at.timestamp() for m in got] == [0, 1, 2, 3]  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
 def test_binary_values_come_through_byte_for_byte(spark: Any, stream: Stream, queue: Queue) -> None:
     raw = bytes(range(256))
-    spark.createDataFrame([(bytearray(raw),)], "value BINARY").write.format("spark_mq").mode(
-        "append"
-    ).option("path", queue.path).save()
+    publish(spark.createDataFrame([(bytearray(raw),)], "value BINARY"), queue.path)
     got: list[bytes] = []
     stream.run(lambda batch, _: got.extend(bytes(row.value) for row in batch.collect()))
     assert got == [raw]
@@ -60,16 +60,14 @@ def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(
     spark: Any, tmp_path: Path
 ) -> None:
     queue = Queue.create(tmp_path / "delaying", delivery_delay="1h", message_ttl="1d")
-    df = spark.createDataFrame(
+    rows = spark.createDataFrame(
         [("default", None), ("own", datetime(2020, 1, 1, tzinfo=UTC))],
         "value string, deliver_at timestamp",
     )
-    df.coalesce(1).write.format("spark_mq").mode("append").save(queue.path)
-    assert queue.group().ensure().stats().delayed == 1
-    (own,) = queue.group().lease("w", max_messages=10).messages  # type: ignore[union-attr]
-    assert own.value == b"own"
-    (file,) = messages_of(queue).index().files
-    assert all(expires_at is not None for _, _, expires_at in file.times.runs)  # type: ignore[union-attr]
+    publish(rows.coalesce(1), queue.path)
+    assert [message.value for message in received(queue)] == [b"own"]
+    assert queue.group("check").stats().delayed == 1
+    assert all(message.expires_at is not None for message in queue.peek())
 
 
 def test_rows_as_kafkas_source_has_them_are_published(spark: Any, queue: Queue) -> None:
@@ -77,7 +75,7 @@ def test_rows_as_kafkas_source_has_them_are_published(spark: Any, queue: Queue) 
         "SELECT CAST('k' AS BINARY) AS Key, CAST('v' AS BINARY) AS VALUE, "
         "array(struct('h' AS key, CAST('1' AS BINARY) AS value)) AS headers"
     )
-    rows.write.format("spark_mq").mode("append").save(queue.path)
+    publish(rows, queue.path)
     (message,) = received(queue)
     assert (message.key, message.value, message.headers) == ("k", b"v", {"h": "1"})
 
@@ -94,33 +92,23 @@ def test_sql_writes_text_through_a_view_and_makes_no_table(spark: Any, queue: Qu
 
 def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:
     before = versions(queue)
-    spark.range(0).select(F.lit("x").alias("value")).write.format("spark_mq").mode("append").save(
-        queue.path
-    )
+    publish(spark.range(0).selectExpr("'x' AS value"), queue.path)
     assert versions(queue) == before
 
 
 @pytest.mark.delta
 @pytest.mark.slow
 def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
-    queue.publish(
-        [Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC)), "b"],
-        producer_id="p",
-        producer_sequence=1,
-    )
+    first = Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC))
+    queue.publish([first, "b"], producer_id="p", producer_sequence=1)
     queue.publish("c")
     index_commits(queue)
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
     messages = f"{queue.path}/messages"
     assert spark.read.format("delta").load(messages).count() == 3
-    df = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")
-    df.write.format("delta").mode("append").save(messages)
-    assert [bytes(m.value) for m in received(Queue.open(queue.path))] == [
-        b"a",
-        b"b",
-        b"c",
-        b"plain",
-    ]
+    rows = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")
+    rows.write.format("delta").mode("append").save(messages)
+    assert [m.value for m in received(Queue.open(queue.path))] == [b"a", b"b", b"c", b"plain"]
     index_commits(queue)
     written = spark.read.format("delta").load(f"{queue.path}/commits").orderBy("version", "first")
     assert [(r.version, r.kind, r.rows, r.app) for r in written.collect()] == [
@@ -129,9 +117,8 @@ def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, qu
         (2, "publish", 1, None),
         (3, "publish", 1, None),
     ]
-    assert (
-        written.selectExpr("explode(times) AS t").selectExpr("t.rows", "t.deliver_at").count() == 2
-    )
+    times = written.selectExpr("explode(times) AS t").selectExpr("t.rows", "t.deliver_at")
+    assert times.count() == 2
 
 
 @pytest.mark.slow
@@ -141,21 +128,14 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
     lines, checkpoint = tmp_path / "lines", tmp_path / "checkpoint"
     lines.mkdir()
 
-    def publish(name: str, text: str) -> None:
+    def publish_lines(name: str, text: str) -> None:
         (lines / name).write_text(text)
-        finish(
-            start(
-                spark.readStream.text(str(lines))
-                .writeStream.format("spark_mq")
-                .option("path", queue.path),
-                checkpoint,
-            )
-        )
+        publish_stream(spark.readStream.text(str(lines)), queue.path, checkpoint)
 
-    publish("1", "a\nb\n")
+    publish_lines("1", "a\nb\n")
     forget_last_commit(checkpoint)
     published = versions(queue)["messages"]
-    publish("2", "c\n")
+    publish_lines("2", "c\n")
     assert sorted(m.value for m in received(queue)) == [b"a", b"b", b"c"]
     assert versions(queue)["messages"] == (published or 0) + 1, (
         "the replay committed nothing, the new batch once"
@@ -164,20 +144,14 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
 
 @pytest.mark.slow
 def test_a_query_may_move_messages_from_one_queue_to_another(
-    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+    stream: Stream, queue: Queue, tmp_path: Path
 ) -> None:
     target = Queue.create(tmp_path / "target")
     queue.publish([Message(text, key=f"k{text}") for text in numbered(5)])
-    writer = (
-        stream.frame()
-        .select("value", "key", "headers")
-        .writeStream.format("spark_mq")
-        .option("path", target.path)
-    )
-    finish(start(writer, stream.checkpoint))
-    assert sorted((m.value.decode(), m.key) for m in received(target)) == [
-        (text, f"k{text}") for text in numbered(5)
-    ]  # type: ignore[union-attr]
+    rows = stream.frame().select("value", "key", "headers")
+    publish_stream(rows, target.path, stream.checkpoint)
+    moved = sorted((m.value.decode(), m.key) for m in received(target))  # type: ignore[union-attr]
+    assert moved == [(text, f"k{text}") for text in numbered(5)]
     assert stream.group.stats().acked == 5
 
 
@@ -188,25 +162,11 @@ def test_a_null_value_is_refused_and_nothing_is_published(
     before = versions(queue)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1").write_text("good\nbad\n")
-    lines = (
-        (spark.readStream if streaming else spark.read)
-        .text(str(tmp_path / "in"))
-        .selectExpr("nullif(value, 'bad') AS value")
-    )
-
-    def publish() -> None:
-        if streaming:
-            finish(
-                start(
-                    lines.writeStream.format("spark_mq").option("path", queue.path),
-                    tmp_path / "checkpoint",
-                )
-            )
-        else:
-            lines.write.format("spark_mq").mode("append").save(queue.path)
-
+    reader = spark.readStream if streaming else spark.read
+    lines = reader.text(str(tmp_path / "in")).selectExpr("nullif(value, 'bad') AS value")
+    more = {"checkpoint": tmp_path / "checkpoint"} if streaming else {}
     with pytest.raises(StreamingQueryException if streaming else Exception, match="null") as caught:
-        publish()
+        (publish_stream if streaming else publish)(lines, queue.path, **more)
     assert "InvalidSchema" in str(caught.value)
     assert "value" in str(caught.value)
     assert versions(queue) == before
@@ -218,48 +178,25 @@ def test_a_null_value_is_refused_and_nothing_is_published(
 def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
     spark: Any, queue: Queue
 ) -> None:
-    receipt = queue.publish(numbered(6))
+    first, *_ = queue.publish(numbered(6)).sequences
     group = queue.group("g")
-    done, held, failed = (group.lease(name, max_messages=1) for name in ("w1", "w2", "w3"))
-    bad, given = (group.lease(name, max_messages=1) for name in ("w4", "w5"))
-    assert done
-    assert held
-    assert failed
-    assert bad
-    assert given
+    done, held, failed, bad, given = (group.lease(f"w{n}", max_messages=1) for n in range(5))
     done.ack()
-    failed.nack([receipt.sequences[2]], delay="1h", error="not now")
+    failed.nack([first + 2], delay="1h", error="not now")
     bad.reject(error="never")
-    given.nack([receipt.sequences[4]])
+    given.nack([first + 4])
     before = versions(queue)
-    columns = [
-        "sequence",
-        "state",
-        "delivery_count",
-        "failure_count",
-        "worker_id",
-        "reason",
-        "error",
+    names = ["delivery_count", "failure_count", "worker_id", "reason", "error"]
+    peek = look(spark, queue, consumerGroup="g")
+    shown = peek.select("sequence", "state", *names).orderBy("sequence").collect()
+    assert [tuple(row) for row in shown] == [
+        (first, "acked", 1, 0, None, None, None),
+        (first + 1, "leased", 1, 0, "w1", None, None),
+        (first + 2, "available", 1, 1, None, None, "not now"),
+        (first + 3, "dead", 1, 0, None, "rejected", "never"),
+        (first + 4, "available", 1, 1, None, None, None),
+        (first + 5, "unread", 0, 0, None, None, None),
     ]
-    peek = spark.read.format("spark_mq").option("consumerGroup", "g").load(queue.path)
-    expected = [
-        (receipt.sequences[0], "acked", 1, 0, None, None, None),
-        (receipt.sequences[1], "leased", 1, 0, "w2", None, None),
-        (receipt.sequences[2], "available", 1, 1, None, None, "not now"),
-        (receipt.sequences[3], "dead", 1, 0, None, "rejected", "never"),
-        (receipt.sequences[4], "available", 1, 1, None, None, None),
-        (receipt.sequences[5], "unread", 0, 0, None, None, None),
-    ]
-    types = (
-        "sequence LONG, state STRING, delivery_count INT, failure_count INT, worker_id "
-        "STRING, reason STRING, error STRING"
-    )
-    assert_df_equality(
-        peek.select(columns),
-        spark.createDataFrame(expected, types),
-        ignore_row_order=True,
-        ignore_nullable=True,
-    )
     leased = peek.where("state = 'leased'").first()
     assert leased.lease_id == held.lease_id
     assert leased.lease_expires_at is not None
@@ -272,13 +209,7 @@ def test_a_look_through_a_group_that_is_not_there_is_refused_and_makes_none(
 ) -> None:
     queue.publish(numbered(2))
     before = versions(queue)
-    peek = (
-        spark.read.format("spark_mq")
-        .schema("state STRING")
-        .option("consumerGroup", "nobody")
-        .load(queue.path)
-    )
     with pytest.raises(Exception, match="there is no consumer group 'nobody'"):
-        peek.collect()
+        look(spark, queue, consumerGroup="nobody").select("state").collect()
     assert versions(queue) == before
     assert queue.groups() == []

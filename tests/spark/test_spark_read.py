@@ -4,7 +4,6 @@ through Python.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +57,12 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
     At a path that a glob would take for others.
     """
     queue = make_queue(tmp_path / ".a" / "_b {queue}, of all? éè*", visibility_timeout="1h")
-    queue.publish(
-        [
-            Message(b"\x00\xff", key="k", headers={"a": "b", "n": ""}, message_id="m-1"),
-            Message("plain"),
-        ]
-    )
+    own = Message(b"\x00\xff", key="k", headers={"a": "b", "n": ""}, message_id="m-1")
+    queue.publish([own, Message("plain")])
     queue.publish([Message(f"n{i}", key=str(i)) for i in range(300)])
     foreign(queue, "part-1.parquet", ["x", "", "z"])
-    stream = Stream(
-        spark,
-        queue,
-        tmp_path / "checkpoint",
-        maxMessagesPerTrigger="200",
-        workerId="w",
-        visibilityTimeout="45m",
-    )
+    options = {"maxMessagesPerTrigger": "200", "workerId": "w", "visibilityTimeout": "45m"}
+    stream = Stream(spark, queue, tmp_path / "checkpoint", **options)
     first = stream.group.lease("other", max_messages=305)
     first.nack([m.sequence for m in first.messages[::7]], error='it\'s "bad"\n')
     first.release()
@@ -89,18 +78,16 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [20, 15])
+@pytest.mark.parametrize("sizes", [[20, 20], [15, 15, 10]])
 def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(
-    stream: Stream, queue: Queue, size: int
+    stream: Stream, queue: Queue, sizes: list[int]
 ) -> None:
     """Of whole files, and of one that two leases share."""
     for _ in range(4):
         queue.publish(numbered(10))
-    stream.options["maxMessagesPerTrigger"] = str(size)
+    stream.options["maxMessagesPerTrigger"] = str(sizes[0])
     batches = both(stream)
-    assert [len(by_spark) for _, by_spark in batches] == [size] * (40 // size) + [40 % size] * (
-        40 % size > 0
-    )
+    assert [len(by_spark) for _, by_spark in batches] == sizes
     for through_python, by_spark in batches:
         assert by_spark == through_python
 
@@ -151,24 +138,16 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
     queues = [make_queue(tmp_path / name) for name in ("one", "two")]
     for queue in queues:
         queue.publish(numbered(4))
-    paths = json.dumps([queue.path for queue in queues])
-    frame = spark.readStream.format("spark_mq").options(consumerGroup="g", path=paths).load()
-    seen: list[tuple[list[Any], list[Any]]] = []
+    one, two = (queue.group("g") for queue in queues)
+    seen: list[list[list[Any]]] = []
 
     def process(batch: Any, lease: Any) -> None:
-        seen.append(
-            tuple(rows.orderBy("queue", "sequence").collect() for rows in (batch, lease.read()))
-        )  # type: ignore[arg-type]
+        frames = (batch, lease.read())
+        seen.append([rows.orderBy("queue", "sequence").collect() for rows in frames])
 
-    one, two = (queue.group("g") for queue in queues)
-    finish(
-        start(
-            frame.writeStream.foreachBatch(
-                one.for_each_batch(process, on_error="raise", more_groups=[two])
-            ),
-            tmp_path / "checkpoint",
-        )
-    )
+    each = one.for_each_batch(process, on_error="raise", more_groups=[two])
+    writer = one.read_stream(spark, more_groups=[two]).writeStream.foreachBatch(each)
+    finish(start(writer, tmp_path / "checkpoint"))
     assert sum(len(rows) for rows, _ in seen) == 8
     assert all(by_spark == through_python for through_python, by_spark in seen)
     assert {row.queue for rows, _ in seen for row in rows} == {queue.path for queue in queues}
@@ -178,11 +157,7 @@ def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_p
 @pytest.mark.parametrize(
     "names",
     [
-        ["a b.parquet"],
-        ["ü.parquet"],
-        ["50%20.parquet"],
-        ["_a"],
-        [".a"],
+        *([name] for name in ("a b.parquet", "ü.parquet", "50%20.parquet", "_a", ".a")),
         ["a._COPYING_"],
         ["x/a.parquet", "y/a.parquet"],
     ],

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import functions as F
-from support.harness import Stream, make_queue, numbered, versions
+from support.harness import Stream, look, make_queue, numbered, publish, versions
 from support.tables import context_of
 
 from spark_mq import Queue
@@ -49,13 +48,13 @@ def test_a_missing_group_ends_a_query_that_must_not_create_it(
     filled.group("billing").ensure()
     before = versions(filled)
     stream = Stream(spark, filled, tmp_path / "checkpoint", "biling", createGroup="false")
-    with pytest.raises(Exception, match=r"GroupNotFound.*'biling'.*Did you mean 'billing'"):
-        run(stream)
-    look = spark.read.format("spark_mq")
-    with pytest.raises(Exception, match=r"GroupNotFound.*'biling'.*Did you mean 'billing'"):
-        look.option("consumerGroup", "biling").load(filled.path).count()
-    assert look.option("consumerGroup", "billing").load(filled.path).count() == 3
-    assert spark.read.format("spark_mq").load(filled.path).count() == 3
+    for call in (
+        lambda: run(stream), lambda: look(spark, filled, consumerGroup="biling").count()
+    ):  # fmt: skip
+        with pytest.raises(Exception, match=r"GroupNotFound.*'biling'.*Did you mean 'billing'"):
+            call()
+    assert look(spark, filled, consumerGroup="billing").count() == 3
+    assert look(spark, filled).count() == 3
     assert versions(filled) == before
     run(Stream(spark, filled, tmp_path / "other", "billing", createGroup="false"))
     assert filled.group("billing").stats().acked == 3
@@ -73,14 +72,8 @@ def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path:
         run(stream)
     assert path in str(caught.value)
     for call in (
-        lambda: spark.read.format("spark_mq").load(path).count(),
-        lambda: (
-            spark.range(1)
-            .select(F.lit("x").alias("value"))
-            .write.format("spark_mq")
-            .mode("append")
-            .save(path)
-        ),
+        lambda: look(spark, stream.queue).count(),
+        lambda: publish(spark.range(1).selectExpr("'x' AS value"), path),
     ):
         with pytest.raises(Exception, match="QueueNotFound"):
             call()
@@ -98,14 +91,9 @@ def test_a_schema_that_the_source_cannot_give_is_refused(
     spark: Any, stream: Stream, filled: Queue, schema: str, reported: str
 ) -> None:
     before = versions(filled)
-    frame = (
-        spark.readStream.format("spark_mq")
-        .schema(schema)
-        .options(**stream.options)
-        .load(filled.path)
-    )
+    reader = spark.readStream.format("spark_mq").schema(schema).options(**stream.options)
     with pytest.raises(Exception, match="InvalidSchema") as caught:
-        stream.run(lambda batch, _: None, frame=frame)
+        stream.run(lambda batch, _: None, frame=reader.load(filled.path))
     assert reported in str(caught.value)
     assert versions(filled) == before
 
@@ -122,27 +110,19 @@ def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, fille
 
 
 WRITES = {
-    "no value": (
-        ["CAST(id AS STRING) AS valu"],
-        {},
-        ("InvalidSchema", "no column 'value'", "rename 'valu'"),
-    ),
+    "no value": ("'x' AS valu", {}, ("InvalidSchema", "no column 'value'", "rename 'valu'")),
     "a misspelt option": (
-        ["'x' AS value"],
-        {"pth": "p"},
-        ("InvalidOption", "pth", "did you mean 'path'"),
+        "'x' AS value", {"pth": "p"}, ("InvalidOption", "pth", "did you mean 'path'")
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_cannot_be_published_is_refused(spark: Any, filled: Queue, name: str) -> None:
-    columns, options, reported = WRITES[name]
+    column, options, reported = WRITES[name]
     before = versions(filled)
     with pytest.raises(Exception, match=reported[0]) as caught:
-        spark.range(2).selectExpr(*columns).write.format("spark_mq").mode("append").options(
-            **options
-        ).save(filled.path)
+        publish(spark.range(2).selectExpr(column), filled.path, **options)
     for words in reported:
         assert words in str(caught.value)
     assert versions(filled) == before
@@ -150,10 +130,9 @@ def test_a_write_that_cannot_be_published_is_refused(spark: Any, filled: Queue, 
 
 def test_overwriting_a_queue_is_refused(spark: Any, filled: Queue) -> None:
     before = versions(filled)
+    writer = spark.range(1).selectExpr("'x' AS value").write.format("spark_mq").mode("overwrite")
     with pytest.raises(Exception, match=r"cannot be overwritten. Use mode\('append'\)"):
-        spark.range(1).select(F.lit("x").alias("value")).write.format("spark_mq").mode(
-            "overwrite"
-        ).save(filled.path)
+        writer.save(filled.path)
     assert versions(filled) == before
 
 
