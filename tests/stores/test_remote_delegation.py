@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
 from support.faulty_store import AFTER, BEFORE, RESET, FaultyStore
 from support.handles import again
 from support.limits import Limits
-from support.machines import machines, processes, sharing
+from support.machines import machines, pool, processes, sharing
 from support.stores import RemoteStore
 from support.tables import context_of, ledgers_of
 
@@ -19,7 +19,7 @@ from spark_mq import Lease, Queue
 from spark_mq.storage.commit_turn import DelegatedRequest
 from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
 
-__all__ = ["machines", "processes"]
+__all__ = ["machines", "pool", "processes"]
 
 
 @pytest.fixture
@@ -79,31 +79,22 @@ def test_a_fault_at_any_request_runs_each_operation_once(
 
 @pytest.mark.usefixtures("machines")
 def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
-    queue: Queue, faulty: FaultyStore, remote: RemoteStore
+    queue: Queue, faulty: FaultyStore, remote: RemoteStore, pool: ThreadPoolExecutor
 ) -> None:
     """Four writers with locks of their own, as on four machines."""
     options = context_of(queue).storage_options
     queue.publish([f"more {n}" for n in range(60)])
-    done: list[int] = []
-    failed: list[BaseException] = []
 
-    def work(number: int) -> None:
-        try:
-            group = Queue.open(queue.path, storage_options=options).group()
-            while (lease := group.lease(f"w{number}", max_messages=5)) is not None:
-                found = sequences(lease)
-                assert lease.ack().settled == len(found)
-                done.extend(found)
-        except BaseException as error:
-            failed.append(error)
+    def work(number: int) -> list[int]:
+        group, done = Queue.open(queue.path, storage_options=options).group(), list[int]()
+        while (lease := group.lease(f"w{number}", max_messages=5)) is not None:
+            found = sequences(lease)
+            assert lease.ack().settled == len(found)
+            done.extend(found)
+        return done
 
     faulty.often(0.02, 7)
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failed
+    done = [sequence for each in pool.map(work, range(4)) for sequence in each]
     assert len(done) == len(set(done)) == 80
     stats = Queue.open(queue.path, storage_options=remote.options).group().stats()
     assert (stats.acked, stats.leased, stats.dead) == (80, 0, 0)

@@ -179,17 +179,6 @@ def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(
     assert other.group().stats().acked == len(published) == messages_of(other).index().total
 
 
-@pytest.mark.only_on("versitygw")
-def test_credentials_may_come_from_the_environment(
-    remote: RemoteStore, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in remote.options.items():
-        monkeypatch.setenv(name, value)
-    queue = Queue.create(path)
-    queue.publish(["a"])
-    assert Queue.open(path).group().lease("w") is not None
-
-
 def test_a_refused_secret_is_in_no_error(remote: RemoteStore, path: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 (delta-rs has several errors)
         Queue.open(path, storage_options=remote.options_at("http://127.0.0.1:1"))

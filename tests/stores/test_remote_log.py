@@ -8,22 +8,20 @@ itself.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.checker import check_queue
 from support.clocks import MachineClocks
 from support.faulty_store import AFTER, RESET, FaultyStore
 from support.handles import again, housekeep, index_commits, lease
 from support.machines import end_requests
+from support.marks import slow_but
 from support.stores import RemoteStore
 from support.story import story
-from support.tables import checkpoint, context_of, ledgers_of, messages_of
+from support.tables import checkpoint, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.storage.delegated_commands import FOLDER, LOOK_EVERY
@@ -39,12 +37,8 @@ def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
 @pytest.fixture
 def queue(remote: RemoteStore) -> Queue:
     """The queue as it is."""
-    return Queue.create(
-        remote.new_path(),
-        storage_options=remote.options,
-        clock_skew="0s",
-        retry_delay="0s",
-    )
+    options = {"storage_options": remote.options, "clock_skew": "0s", "retry_delay": "0s"}
+    return Queue.create(remote.new_path(), **options)
 
 
 @pytest.fixture
@@ -54,10 +48,7 @@ def late(queue: Queue, proxy: FaultyStore) -> Queue:
 
 
 def through(queue: Queue, proxy: FaultyStore) -> Queue:
-    return Queue.open(
-        queue.path,
-        storage_options=proxy.options,
-    )
+    return Queue.open(queue.path, storage_options=proxy.options)
 
 
 def listings(proxy: FaultyStore) -> list[str]:
@@ -133,16 +124,7 @@ def test_who_takes_turns_with_another_asks_for_two_commits_at_once(
     assert log.refresh().version == seen + 1
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "ack",
-        *(
-            pytest.param(verb, marks=pytest.mark.slow)
-            for verb in ("nack", "reject", "release", "extend")
-        ),
-    ],
-)
+@pytest.mark.parametrize("verb", slow_but({"ack"}, ("ack", "nack", "reject", "release", "extend")))
 def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(
     queue: Queue, late: Queue, verb: str
 ) -> None:
@@ -166,77 +148,6 @@ def test_a_publish_lands_once_and_behind_what_others_have_published(
     lease = queue.group().lease("w", max_messages=10)
     assert [m.value for m in lease.messages] == [b"a", b"b", b"c"]
     assert late.last_producer_sequence("p") == 1
-
-
-def test_a_queue_that_was_just_made_is_there(remote: RemoteStore, proxy: FaultyStore) -> None:
-    path = remote.new_path()
-    made = Queue.create(path, storage_options=remote.options, visibility_timeout="7s")
-    options = proxy.options
-    assert (
-        Queue.create(path, storage_options=options, exist_ok=True, visibility_timeout="7s").settings
-        == made.settings
-    )
-
-
-def test_handles_go_on_under_sweeps_of_each_other(
-    queue: Queue, late: Queue, proxy: FaultyStore
-) -> None:
-    queue.publish(["a"])
-    queue.group().ensure()
-    assert late.group().stats().ready == 1
-    queue.sweep()
-    assert through(queue, proxy).group().stats().ready == 1
-    late.sweep()
-    lease = late.group().lease("w")
-    assert lease.ack().settled == 1
-
-
-@pytest.mark.slow
-def test_workers_over_a_failing_store_own_nothing_twice_and_lose_nothing(
-    queue: Queue, proxy: FaultyStore
-) -> None:
-    handles = [through(queue, proxy) for _ in range(3)]
-    proxy.often(0.01, 1)
-    published: list[int] = []
-    acked: Counter[int] = Counter()
-    enough = threading.Event()
-
-    def publish(mine: Queue) -> None:
-        for n in range(8):
-            published.extend(mine.publish([f"{n}"] * 5).sequences)
-
-    def work(mine: Queue, name: str) -> None:
-        while not enough.is_set() or mine.group().ensure().stats().ready:
-            lease = mine.group().lease(name, max_messages=7, visibility_timeout="5m")
-            if lease is not None:
-                assert lease.ack().settled == len(lease)
-                acked.update(m.sequence for m in lease.messages)
-
-    def chores(mine: Queue) -> None:
-        while not enough.wait(0.2):
-            mine.sweep()
-
-    workers = [threading.Thread(target=work, args=(handles[n], f"w{n}")) for n in range(2)]
-    publishers = [threading.Thread(target=publish, args=(handle,)) for handle in handles[:2]]
-    others = [threading.Thread(target=chores, args=(handles[2],))]
-    for thread in [*workers, *publishers, *others]:
-        thread.start()
-    for thread in publishers:
-        thread.join()
-    enough.set()
-    for thread in [*workers, *others]:
-        thread.join()
-    while (lease := queue.group().lease("rest", max_messages=100)) is not None:
-        lease.ack()
-        acked.update(m.sequence for m in lease.messages)
-    assert proxy.met() > 0
-    assert acked == Counter(published)
-    assert len(published) == messages_of(queue).index().total == 80
-    queue.sweep()
-    found = check_queue(
-        queue.path, context_of(queue).storage_options, skew=timedelta(0), drained=["default"]
-    )
-    assert found.wrong == []
 
 
 def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(

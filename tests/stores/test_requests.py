@@ -48,9 +48,7 @@ def charged(seen: Requests, operation: Callable[[], object], times: int = 1) -> 
 
 
 @pytest.mark.slow
-def test_the_page_on_prices_has_the_requests_of_the_code(
-    counted: tuple[Queue, Requests],
-) -> None:
+def test_the_page_on_prices_has_the_requests_of_the_code(counted: tuple[Queue, Requests]) -> None:
     queue, seen = counted
     group = queue.group()
 

@@ -51,10 +51,7 @@ def spark_options(queue: Queue, proxy: FaultyStore | None = None) -> dict[str, s
 
 
 def through(queue: Queue, proxy: FaultyStore) -> Queue:
-    return Queue.open(
-        queue.path,
-        storage_options=proxy.options,
-    )
+    return Queue.open(queue.path, storage_options=proxy.options)
 
 
 def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["Relay", "relay"]
+__all__ = ["Relay", "relay", "serving"]
+
+
+_OF_A_CONNECTION = ("transfer-encoding", "connection", "content-length", "date", "server")
 
 
 class Relay(BaseHTTPRequestHandler):
@@ -35,13 +40,7 @@ class Relay(BaseHTTPRequestHandler):
     def answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in headers.items():
-            if name.lower() not in (
-                "transfer-encoding",
-                "connection",
-                "content-length",
-                "date",
-                "server",
-            ):
+            if name.lower() not in _OF_A_CONNECTION:
                 self.send_header(name, value)
         size = str(len(data))
         if self.command == "HEAD":
@@ -70,3 +69,17 @@ def relay(handler: type[Relay], endpoint: str) -> ThreadingHTTPServer:
     server.daemon_threads = True
     print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
     return server
+
+
+@contextlib.contextmanager
+def serving(handler: type[Relay], endpoint: str = "http://127.0.0.1:1") -> Iterator[str]:
+    """Run a proxy in a thread. Yield its address."""
+    server = relay(handler, endpoint)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)

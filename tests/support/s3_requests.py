@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
-from .s3_endpoint import Relay, relay
+from .s3_endpoint import Relay, serving
 
 __all__ = ["Requests", "counting"]
 
@@ -24,12 +23,5 @@ def counting(endpoint: str) -> Iterator[tuple[str, Requests]]:
             seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
             self.answer(*self.forward(body))
 
-    server = relay(Counting, endpoint)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
+    with serving(Counting, endpoint) as url:
+        yield url, seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,42 +140,28 @@ class Recording(RecordedFiles):
             self.failed = name
             raise Crash if self.crash else OSError(errno.EIO, "test")
 
-    def _syncs(self) -> bool:
+    def _is_left_out(self) -> bool:
         with self.effects.lock:  # files of one commit are synced by several threads
             self.syncs += 1
-            return self.syncs - 1 != self.skips
+            return self.syncs - 1 == self.skips
 
-    def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
-        if not os.path.isdir(os.path.dirname(path)):
+
+def effect(name: str) -> Callable[..., None]:
+    """Return a method of the disk that is recorded, fails, or is left out."""
+
+    def call(disk: Recording, path: Any, *args: Any) -> None:
+        if name == "write_new" and not os.path.isdir(os.path.dirname(path)):
             raise FileNotFoundError(path)
-        self._step("write_new")
-        super().write_new(path, data, sync)
+        if name.startswith("sync") and disk._is_left_out():
+            return
+        disk._step(name)
+        getattr(RecordedFiles, name)(disk, path, *args)
 
-    def sync_file(self, file: int, path: str) -> None:
-        if self._syncs():
-            self._step("sync_file")
-            super().sync_file(file, path)
+    return call
 
-    def sync_folder(self, path: str) -> None:
-        if self._syncs():
-            self._step("sync_folder")
-            super().sync_folder(path)
 
-    def link(self, source: str, target: str) -> None:
-        self._step("link")
-        super().link(source, target)
-
-    def replace(self, source: str, target: str) -> None:
-        self._step("replace")
-        super().replace(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._step("unlink")
-        super().unlink(path)
-
-    def makedir(self, path: str) -> None:
-        self._step("makedir")
-        super().makedir(path)
+for name in ("write_new", "sync_file", "sync_folder", "link", "replace", "unlink", "makedir"):
+    setattr(Recording, name, effect(name))
 
 
 class Crash(BaseException):

@@ -108,16 +108,6 @@ def test_any_slice_is_what_was_written(written: Written, offset: int, rows: int)
     same(found, written.table.slice(offset, rows))
 
 
-def test_slices_in_any_order_are_what_was_written(written: Written) -> None:
-    chance, pieces = random.Random(5), MessageReader(written.files)
-    at = 0
-    for _ in range(60):
-        at = chance.choice([at, chance.randrange(ROWS), min(ROWS - 1, at + chance.randrange(500))])
-        rows = min(ROWS - at, chance.choice([1, 3, 700]))
-        same(pieces.read(written.slice(at, rows)), written.table.slice(at, rows))
-        at = min(ROWS - 1, at + rows)
-
-
 def test_many_slices_are_read_in_one_go(written: Written) -> None:
     pieces = [written.slice(at, 1 + at % 5) for at in range(0, ROWS - 5, 997)]
     rows = [row for piece in pieces for row in range(piece.offset, piece.offset + piece.rows)]

@@ -15,7 +15,6 @@ from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
-from spark_mq.util.columns import to_array
 from spark_mq.util.setting_fields import parse_number, parse_settings, settings_of
 from spark_mq.util.show import show_duration
 from spark_mq.util.validation import (
@@ -182,12 +181,6 @@ def test_a_setting_that_a_person_writes_is_read_by_its_kind(text, value):
     name, _, written = text.partition("=")
     given = parse_settings({name: written}, GroupSettings)
     assert getattr(GroupSettings().changed(**given), name) == value
-
-
-@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
-@pytest.mark.parametrize("numbers", [[1, 2, 3], [1, None, 3]])
-def test_a_column_of_any_width_becomes_an_array(kind, numbers):
-    assert to_array(pa.array(numbers, kind)).tolist() == [one or 0 for one in numbers]
 
 
 def test_the_bounds_of_a_count_are_its_own():
