@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.handles import (
@@ -24,7 +23,7 @@ from support.handles import (
 from support.having import having
 from support.limits import Limits
 from support.queues import Make
-from support.tables import add_file, checkpoint, context_of, ledgers_of, messages_of
+from support.tables import add_file, context_of, ledgers_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock
@@ -130,27 +129,6 @@ def test_a_restore_of_forgotten_files_publishes_nothing(
     assert not file.exists()
 
 
-def test_a_handle_that_was_asleep_takes_over_what_is_left(
-    delta_queue: Make, clock: ManualClock
-) -> None:
-    queue = delta_queue(retention="1d")
-    queue.publish("first")
-    asleep = again(queue)
-    asleep.stats()
-    for number in range(4):
-        queue.publish(f"{number}")
-    lease(queue).ack()
-    clock.advance("2d")
-    queue.publish("young")
-    trim(queue)
-    index_commits(queue)
-    assert clean_messages(queue) > 0
-    assert asleep.stats()["published"] == 6
-    assert asleep.stats()["latest_sequence"] == queue.stats()["latest_sequence"]
-    assert [m.value for m in lease(asleep).messages] == [b"young"]
-    assert len(messages_of(asleep).index().files) == 1
-
-
 def test_a_long_lived_handle_forgets_what_sweeps_forget(
     delta_queue: Make, clock: ManualClock, limits: Limits
 ) -> None:
@@ -188,17 +166,6 @@ def test_a_trim_works_in_small_steps(delta_queue: Make, clock: ManualClock, limi
     assert trim(queue) == 6
     assert messages_of(queue).log.refresh().version == version + 3, "3 and 1, then 2"
     assert len(messages_of(queue).files.list("")) == 2
-
-
-def test_no_checkpoint_keeps_trimmed_files(delta_queue: Make, clock: ManualClock) -> None:
-    """A checkpoint would else carry the removal of each file that there ever was."""
-    queue = trimmable(delta_queue, clock)
-    trim(queue)
-    checkpoint(messages_of(queue))
-    newest = max(Path(messages_of(queue).path, "_delta_log").glob("*.checkpoint.parquet"))
-    rows = pq.read_table(newest)
-    assert "remove" not in rows.column_names
-    assert sum(add is not None for add in rows["add"].to_pylist()) == 2
 
 
 def test_the_index_is_written_down_in_batches(

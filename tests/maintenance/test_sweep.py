@@ -337,18 +337,6 @@ def loadable(queue: Queue) -> list[int]:
     return found
 
 
-def test_a_sweeper_whose_clock_is_ahead_cleans_no_more(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store's own clock decides how old a file is: a writer may still need it."""
-    queue = delta_queue()
-    queue.publish("a")
-    cycle(queue, 5)
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + 3600)
-    assert clean(queue, keep_versions=0, keep_seconds=None) == 0
-
-
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("at", slow_but(range(1, 86, 6), range(1, 86, 2)))
 def test_a_sweeper_stops_at_any_call_and_another_one_cleans_all_that_it_has_seen(

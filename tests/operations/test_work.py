@@ -31,17 +31,6 @@ MODES = pytest.mark.parametrize("mode", ["batch", "message"])
 drain = partial(worker.drain, mode="batch")
 
 
-def test_what_a_handler_leaves_is_acked_when_it_returns(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(10)])
-    seen: list[bytes] = []
-    summary = drain(
-        queue, lambda taken: seen.extend(m.value for m in taken.messages), max_messages=4
-    )
-    assert seen == [str(n).encode() for n in range(10)]
-    assert summary == WorkSummary(leases=3, failed=0, settled=10, acked=10)
-    assert counts(queue) == {"acked": 10}
-
-
 @MODES
 @pytest.mark.parametrize(("on_error", "left"), [("nack", "delayed"), ("reject", "dead")])
 def test_the_policy_settles_what_a_handler_fails_with_its_error(
@@ -239,16 +228,6 @@ def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handle
     with pytest.raises(InvalidHandlerResult, match="use mode='message'"):
         drain(queue, handler)
     assert counts(queue) == {"leased": 1}
-
-
-def test_threads_handle_leases_side_by_side(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(6)])
-    together = threading.Barrier(3)
-
-    def handle(_: Lease) -> None:
-        together.wait(30)
-
-    assert drain(queue, handle, threads=3).settled == 6
 
 
 @MODES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter
 from typing import Any
@@ -180,23 +179,6 @@ def test_a_stop_beside_a_failure_gives_back_each_message_once(queue: Queue) -> N
     summary = drain(queue, handle, max_messages=100, stop=stop)
     assert summary == having(acked=4, nacked=1, released=5)
     assert counts(queue) == {"acked": 4, "ready": 6}
-
-
-def test_coroutines_keep_the_order_too(queue: Queue) -> None:
-    keys = [key_in(0), key_in(1)]
-    queue.publish([Message(f"{n}", key=keys[n % 2]) for n in range(20)])
-    seen: dict[str, list[int]] = {key: [] for key in keys}
-    running = Counter[str]()
-
-    async def handle(message: ReceivedMessage) -> None:
-        running[message.key] += 1
-        assert running[message.key] == 1
-        await asyncio.sleep(0)
-        seen[message.key].append(int(message.text))
-        running[message.key] -= 1
-
-    assert drain(queue, handle, concurrency=8).acked == 20
-    assert seen == {keys[0]: list(range(0, 20, 2)), keys[1]: list(range(1, 20, 2))}
 
 
 def test_messages_acked_first_run_in_order(queue: Queue) -> None:
