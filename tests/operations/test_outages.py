@@ -166,17 +166,6 @@ def test_one_file_out_of_reach_does_not_hold_up_the_others(
     assert drained(queue) == [(b"bad", 1)]
 
 
-def test_files_out_of_reach_are_passed_over_one_by_one(
-    queue: Queue, clock: ManualClock, outage: Outage
-) -> None:
-    for n in range(20):
-        queue.publish(str(n))
-    with outage(*paths(queue)[:15]):
-        assert [m.value for m in lease(queue, 1).messages] == [b"15"]
-    clock.advance("1h")
-    assert drained(queue)[0] == (b"0", 1)
-
-
 def test_a_group_with_a_filter_skips_nothing_that_is_out_of_reach(
     queue: Queue, clock: ManualClock, outage: Outage
 ) -> None:
