@@ -56,15 +56,6 @@ def test_letters_that_came_after_the_dry_run_stay(queue: Queue) -> None:
     assert queue.describe().dead_letters == 1
 
 
-def test_letters_are_counted_by_group(queue: Queue) -> None:
-    for name in ("audit", "billing"):
-        queue.group(name)
-    with_dead(queue, ["a", "b"], group="billing")
-    lease(queue, 9, "audit").reject(error="c")
-    queue.sweep()
-    assert queue.discard_dead_letters(where="true").groups == {"billing": 2, "audit": 2}
-
-
 def test_a_condition_that_fails_at_a_later_letter_discards_nothing(
     queue: Queue, limits: Limits
 ) -> None:

@@ -32,20 +32,14 @@ class Table:
         messages, ledgers, history = context.messages, context.ledgers, context.history
         messages.index_commits()
         archive(queue)
-        logs: dict[str, DeltaLog] = {
-            "leases": ledgers.log,
-            "messages": messages.log,
-            "commits": messages.commits.log,
-            "history": history.log,
-        }
-        cleaners: dict[str, Callable[[], object]] = {
-            "leases": lambda: ledgers.clean(EVERYTHING),
-            "messages": messages.clean,
-            "commits": messages.clean,
-            "history": lambda: history.archive(YEARS * 10**6),
+        tables: dict[str, tuple[DeltaLog, Callable[[], object]]] = {
+            "leases": (ledgers.log, lambda: ledgers.clean(EVERYTHING)),
+            "messages": (messages.log, messages.clean),
+            "commits": (messages.commits.log, messages.clean),
+            "history": (history.log, lambda: history.archive(YEARS * 10**6)),
         }
         self.queue, self.name = queue, name
-        self.log, self.clean = logs[name], cleaners[name]
+        self.log, self.clean = tables[name]
 
     def commit_up_to(self, version: int) -> None:
         """Commit until the table has a version. Each 100th has a checkpoint, as always."""

@@ -74,7 +74,8 @@ def test_letters_of_several_groups_go_to_each_in_one_commit(queue: Queue) -> Non
     trial = queue.redrive(dry_run=True)
     assert (trial.messages, trial.groups) == (5, {"mail": 4, "lake": 1})
     assert trial.destination == "4 to group mail, 1 to group lake"
-    assert queue.redrive().groups == {"mail": 4, "lake": 1}
+    discarded = queue.discard_dead_letters(where="true", dry_run=True)
+    assert queue.redrive().groups == discarded.groups == {"mail": 4, "lake": 1}
     assert (file_count(queue), messages_of(queue).index().version) == (before[0] + 2, before[1] + 1)
     assert get(queue, "mail") == ["a", "b", "c", "d"]
     assert get(queue, "lake") == ["d"]

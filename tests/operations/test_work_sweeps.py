@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.handles import again, until
+from support.handles import Injected, again, side_by_side, until
 from support.tables import context_of, ledgers_of
 from support.working import leave_heartbeat, working
 
@@ -102,11 +102,8 @@ def test_two_that_begin_at_once_give_way_and_one_sweeps_soon(
     with monkeypatch.context() as patch:
         patch.setattr(upkeep, "read_heartbeats", together(upkeep.read_heartbeats))
         patch.setattr(upkeep, "write_heartbeat", together(upkeep.write_heartbeat))
-        threads = [threading.Thread(target=sweeps.run) for sweeps in both]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        waiting = both.copy()
+        side_by_side(lambda: waiting.pop().run(), 2)
     assert len(swept) <= 1, "the later one to look sees the other"
     clock.advance("10s")
     for sweeps in both:
@@ -127,9 +124,8 @@ def test_a_sweep_that_was_killed_holds_up_the_others_for_an_interval(
     assert swept == [queue.path]
     clock.advance("61s")
     own.run()
-    assert len(ledgers_of(queue).files.list_all("_workers/~sweep")) == 1, (
-        "only its own file is left"
-    )
+    files = ledgers_of(queue).files.list_all("_workers/~sweep")
+    assert len(files) == 1, "only its own file is left"
 
 
 def test_neither_handlers_nor_the_end_wait_for_a_sweep(
@@ -163,20 +159,16 @@ def test_a_sweep_that_fails_disturbs_nobody_and_is_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    own = sweeps_of(queue)
-
-    def fail(_: Any) -> None:
-        raise StorageError("the disk is gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(upkeep, "run_sweep", fail)
-        own.run()
-    assert f"the sweep of queue {queue.path} failed, and is tried again: the disk" in caplog.text
+    own, fails = sweeps_of(queue), StorageError("the disk is gone")
+    monkeypatch.setattr(upkeep, "run_sweep", Injected(upkeep.run_sweep, fail=fails))
     own.run()
-    assert swept == []
+    assert f"the sweep of queue {queue.path} failed, and is tried again: the disk" in caplog.text
+    for _ in range(2):
+        own.run()
+        assert swept == [queue.path]
     clock.advance("61s")
     own.run()
-    assert swept == [queue.path]
+    assert swept == [queue.path] * 2
 
 
 def test_a_stream_sweeps_after_a_batch_in_a_thread_of_its_own(
