@@ -35,9 +35,12 @@ def test_a_dataframe_is_published_in_one_commit_with_keys_headers_ids_and_times(
 ) -> None:
     before = versions(queue)["messages"]
     rows = spark.range(4, numPartitions=2).selectExpr(
-        "concat('v', id) AS value", "concat('k', id) AS key", "concat('m', id) AS message_id",
-        "map('h', CAST(id AS STRING)) AS headers", "timestamp_seconds(id) AS published_at",
-    )  # fmt: skip
+        "concat('v', id) AS value",
+        "concat('k', id) AS key",
+        "concat('m', id) AS message_id",
+        "map('h', CAST(id AS STRING)) AS headers",
+        "timestamp_seconds(id) AS published_at",
+    )
     publish(rows, queue.path)
     assert versions(queue)["messages"] == (before or 0) + 1
     got = sorted(received(queue), key=lambda message: message.message_id or "")

@@ -96,8 +96,9 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
     assert [len(rows) for rows in batches] == [4, 2], "the limit is for the total"
     one, two = (queue.path for queue in both)
     assert sorted(row for rows in batches for row in rows) == [
-        *((one, value) for value in numbered(3)), *((two, value) for value in numbered(6)[3:])
-    ]  # fmt: skip
+        *((one, value) for value in numbered(3)),
+        *((two, value) for value in numbered(6)[3:]),
+    ]
     for queue in both:
         stats = queue.group("g").stats()
         assert (stats.acked, stats.dead, stats.ready, stats.leased) == (2, 1, 0, 0)
@@ -122,8 +123,10 @@ def test_rows_say_what_becomes_of_their_messages(stream: Stream) -> None:
     stream.run(stream.group.for_each_batch(process, on_error="nack"), frame=stream.frame().limit(6))
     states = {(message.value, message.state, message.error) for message in stream.group.peek()}
     assert states >= {
-        (b"001", "delayed", "why 001"), (b"002", "dead", "why 002"), (b"003", "ready", "why 003")
-    }  # fmt: skip
+        (b"001", "delayed", "why 001"),
+        (b"002", "dead", "why 002"),
+        (b"003", "ready", "why 003"),
+    }
     assert stream.group.stats().acked == 2, "000 as it said, and 005, of which nothing was said"
 
 

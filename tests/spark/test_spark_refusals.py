@@ -48,9 +48,7 @@ def test_a_missing_group_ends_a_query_that_must_not_create_it(
     filled.group("billing").ensure()
     before = versions(filled)
     stream = Stream(spark, filled, tmp_path / "checkpoint", "biling", createGroup="false")
-    for call in (
-        lambda: run(stream), lambda: look(spark, filled, consumerGroup="biling").count()
-    ):  # fmt: skip
+    for call in (lambda: run(stream), lambda: look(spark, filled, consumerGroup="biling").count()):
         with pytest.raises(Exception, match=r"GroupNotFound.*'biling'.*Did you mean 'billing'"):
             call()
     assert look(spark, filled, consumerGroup="billing").count() == 3
@@ -112,9 +110,11 @@ def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, fille
 WRITES = {
     "no value": ("'x' AS valu", {}, ("InvalidSchema", "no column 'value'", "rename 'valu'")),
     "a misspelt option": (
-        "'x' AS value", {"pth": "p"}, ("InvalidOption", "pth", "did you mean 'path'")
+        "'x' AS value",
+        {"pth": "p"},
+        ("InvalidOption", "pth", "did you mean 'path'"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -41,14 +41,8 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
-names = st.sampled_from(
-    [
-        *READ_OPTIONS,
-        *(name.upper() for name in READ_OPTIONS),
-        "storageOptions.x",
-        "checkpointLocation",
-    ]
-)
+names = st.sampled_from([*READ_OPTIONS, "storageOptions.x", "checkpointLocation"])
+names |= names.map(str.upper)
 
 
 def shaped(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -93,21 +87,11 @@ def test_options(options: dict[str, str]) -> None:
 
 
 @given(
-    st.sampled_from(
-        [
-            "validate_duration",
-            "validate_count",
-            "validate_size",
-            "validate_rate",
-            "validate_fraction",
-            "validate_name",
-            "validate_group",
-        ]
-    ),
-    anything,
+    st.sampled_from(["duration", "count", "size", "rate", "fraction", "name", "group"]), anything
 )
-def test_values_at_the_door(check: str, value: Any) -> None:
-    refusal = refused(lambda: getattr(checks, check)("thing", value), errors.InvalidOption)
+def test_values_at_the_door(kind: str, value: Any) -> None:
+    check = getattr(checks, f"validate_{kind}")
+    refusal = refused(lambda: check("thing", value), errors.InvalidOption)
     assert refusal is None or (refusal.option == "thing" and "thing" in str(refusal))
 
 
@@ -165,6 +149,7 @@ counts = st.integers(0, 3)
 stats = st.builds(
     json.dumps, shaped(numRecords=counts, nullCount=shaped(deliver_at=counts, expires_at=counts))
 )
+partitions = shaped(consumer_group=texts)
 actions = st.fixed_dictionaries(
     {},
     optional={
@@ -174,11 +159,9 @@ actions = st.fixed_dictionaries(
             modificationTime=counts,
             dataChange=st.booleans(),
             stats=stats,
-            partitionValues=shaped(consumer_group=texts),
+            partitionValues=partitions,
         ),
-        "remove": shaped(
-            path=paths, dataChange=st.booleans(), partitionValues=shaped(consumer_group=texts)
-        ),
+        "remove": shaped(path=paths, dataChange=st.booleans(), partitionValues=partitions),
         "txn": shaped(appId=texts, version=counts),
         "commitInfo": shaped(timestamp=counts, userMetadata=texts, operation=texts),
         "protocol": shaped(

@@ -18,6 +18,8 @@ from spark_mq import InvalidOption, Queue
 from spark_mq.spark import SparkMQDataSource
 
 TOO_LARGE = "a number or a time is out of the range of its type"
+NOON, NOON_Z = b'{"id": "2026-01-31T12:00:00"}', b'{"id": "2026-01-31T12:00:00Z"}'
+ONE_HIGH = b'{"id": [{"price": 1}, {"price": "high"}]}'
 
 
 def columns(*fields: tuple[Any, ...]) -> t.StructType:
@@ -99,65 +101,51 @@ def test_a_value_that_fits_has_its_types_and_a_missing_name_is_null(queue: Queue
     assert parsed(queue, schema, json.dumps(value).encode()) == ([expected], [None])
 
 
+ITEMS = t.ArrayType(columns(("price", "double")))
+COUNTS = t.MapType(t.StringType(), t.IntegerType())
+
+
 @pytest.mark.parametrize(
-    ("field", "value", "error"),
+    ("kind", "value", "error"),
     [
-        (("id", "integer"), None, "the value is null"),
-        (("id", "integer"), b"", "not JSON: Input data was truncated"),
-        (("id", "integer"), b'{"id": 1', "not JSON: Input data was truncated"),
-        (("id", "integer"), b'{"id": 1} x', "not JSON: trailing characters (byte 11)"),
-        (("id", "integer"), b'{"id": "\xff"}', "not JSON: byte 8 is not UTF-8"),
-        (("id", "double"), b'{"id": NaN}', "not JSON: invalid character (byte 7)"),
-        (("id", "integer"), b'{"x":' + b"[" * 100_000, "not JSON: it is nested too deeply"),
-        (("id", "integer"), b"9" * 5_000, "Number out of range"),
-        (("id", "integer"), b"null", "Expected `object`, got `null`"),
-        (("id", "integer"), b"[]", "Expected `object`, got `array`"),
-        (("id", "integer"), b'{"id": "1"}', "Expected `int | null`, got `str` - at `$.id`"),
-        (("id", "integer"), b'{"id": true}', "Expected `int | null`, got `bool` - at `$.id`"),
-        (("id", "integer"), b'{"id": 1.0}', "Expected `int | null`, got `float` - at `$.id`"),
-        (("id", "integer"), b'{"id": 2147483648}', "Expected `int` <= 2147483647 - at `$.id`"),
-        (("id", "byte"), b'{"id": -129}', "Expected `int` >= -128 - at `$.id`"),
-        (("id", "long"), b'{"id": 9223372036854775808}', TOO_LARGE),
-        (("id", "integer", False), b"{}", "Object missing required field `id`"),
-        (("id", "integer", False), b'{"id": null}', "Expected `int`, got `null` - at `$.id`"),
-        (
-            ("id", "float"),
-            b'{"id": 1e39}',
-            "Expected `float` <= 3.4028234663852886e+38 - at `$.id`",
-        ),
-        (("id", "double"), b'{"id": 1e999}', "Number out of range - at `$.id`"),
-        (("id", "decimal(4,1)"), b'{"id": 1.25}', TOO_LARGE),
-        (("id", "decimal(4,1)"), b'{"id": 1000}', TOO_LARGE),
-        (("id", "decimal(4,1)"), b'{"id": "x"}', "Invalid decimal string - at `$.id`"),
-        (("id", "string"), b'{"id": 1}', "Expected `str | null`, got `int` - at `$.id`"),
-        (("id", "string"), b'{"id": "\\ud800"}', "not JSON: Input data was truncated"),
-        (("id", "date"), b'{"id": "soon"}', "Invalid RFC3339 encoded date - at `$.id`"),
-        (
-            ("at", "timestamp"),
-            b'{"at": "2026-01-31T12:00:00"}',
-            "Expected `datetime` with a timezone component - at `$.at`",
-        ),
-        (
-            ("at", "timestamp_ntz"),
-            b'{"at": "2026-01-31T12:00:00Z"}',
-            "Expected `datetime` with no timezone component - at `$.at`",
-        ),
-        (("raw", "binary"), b'{"raw": "?"}', "Invalid base64 encoded string - at `$.raw`"),
-        (
-            ("items", t.ArrayType(columns(("price", "double")))),
-            b'{"items": [{"price": 1}, {"price": "high"}]}',
-            "Expected `float | null`, got `str` - at `$.items[1].price`",
-        ),
-        (
-            ("m", t.MapType(t.StringType(), t.IntegerType())),
-            b'{"m": {"secret": []}}',
-            "Expected `int | null`, got `array` - at `$.m[...]`",
-        ),
+        ("integer", None, "the value is null"),
+        ("integer", b"", "not JSON: Input data was truncated"),
+        ("integer", b'{"id": 1', "not JSON: Input data was truncated"),
+        ("integer", b'{"id": 1} x', "not JSON: trailing characters (byte 11)"),
+        ("integer", b'{"id": "\xff"}', "not JSON: byte 8 is not UTF-8"),
+        ("double", b'{"id": NaN}', "not JSON: invalid character (byte 7)"),
+        ("integer", b'{"x":' + b"[" * 100_000, "not JSON: it is nested too deeply"),
+        ("integer", b"9" * 5_000, "Number out of range"),
+        ("integer", b"null", "Expected `object`, got `null`"),
+        ("integer", b"[]", "Expected `object`, got `array`"),
+        ("integer", b'{"id": "1"}', "Expected `int | null`, got `str` - at `$.id`"),
+        ("integer", b'{"id": true}', "Expected `int | null`, got `bool` - at `$.id`"),
+        ("integer", b'{"id": 1.0}', "Expected `int | null`, got `float` - at `$.id`"),
+        ("integer", b'{"id": 2147483648}', "Expected `int` <= 2147483647 - at `$.id`"),
+        ("byte", b'{"id": -129}', "Expected `int` >= -128 - at `$.id`"),
+        ("long", b'{"id": 9223372036854775808}', TOO_LARGE),
+        ("integer NOT NULL", b"{}", "Object missing required field `id`"),
+        ("integer NOT NULL", b'{"id": null}', "Expected `int`, got `null` - at `$.id`"),
+        ("float", b'{"id": 1e39}', "Expected `float` <= 3.4028234663852886e+38 - at `$.id`"),
+        ("double", b'{"id": 1e999}', "Number out of range - at `$.id`"),
+        ("decimal(4,1)", b'{"id": 1.25}', TOO_LARGE),
+        ("decimal(4,1)", b'{"id": 1000}', TOO_LARGE),
+        ("decimal(4,1)", b'{"id": "x"}', "Invalid decimal string - at `$.id`"),
+        ("string", b'{"id": 1}', "Expected `str | null`, got `int` - at `$.id`"),
+        ("string", b'{"id": "\\ud800"}', "not JSON: Input data was truncated"),
+        ("date", b'{"id": "soon"}', "Invalid RFC3339 encoded date - at `$.id`"),
+        ("timestamp", NOON, "Expected `datetime` with a timezone component - at `$.id`"),
+        ("timestamp_ntz", NOON_Z, "Expected `datetime` with no timezone component - at `$.id`"),
+        ("binary", b'{"id": "?"}', "Invalid base64 encoded string - at `$.id`"),
+        (ITEMS, ONE_HIGH, "Expected `float | null`, got `str` - at `$.id[1].price`"),
+        (COUNTS, b'{"id": {"secret": []}}', "Expected `int | null`, got `array` - at `$.id[...]`"),
     ],
 )
 def test_a_value_that_does_not_fit_has_a_reason_without_its_content(
-    queue: Queue, field: tuple[Any, ...], value: bytes | None, error: str
+    queue: Queue, kind: Any, value: bytes | None, error: str
 ) -> None:
+    nullable = not str(kind).endswith(" NOT NULL")
+    field = ("id", kind if nullable else kind.removesuffix(" NOT NULL"), nullable)
     assert parsed(queue, columns(field), value) == ([None], [error])
 
 
@@ -165,13 +153,8 @@ def test_a_value_that_a_column_cannot_hold_spoils_no_other(queue: Queue) -> None
     values = [b'{"id": 1.5}', b'{"id": 99}', None, b'{"id": 2}', b"{"]
     data, errors = parsed(queue, columns(("id", "decimal(2,1)")), *values)
     assert data == [{"id": Decimal("1.5")}, None, None, {"id": Decimal(2)}, None]
-    assert errors == [
-        None,
-        TOO_LARGE,
-        "the value is null",
-        None,
-        "not JSON: Input data was truncated",
-    ]
+    cut = "not JSON: Input data was truncated"
+    assert errors == [None, TOO_LARGE, "the value is null", None, cut]
 
 
 _json = st.recursive(
