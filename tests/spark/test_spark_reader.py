@@ -66,9 +66,8 @@ class Both:
 def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_source(
     stream: Stream, queue: Queue
 ) -> None:
-    queue.publish(
-        [Message(b"\x00\xff", key="k", headers={"a": "b"}, message_id="m-1"), Message("plain")]
-    )
+    own = Message(b"\x00\xff", key="k", headers={"a": "b"}, message_id="m-1")
+    queue.publish([own, Message("plain")])
     for size in (5, 50, 20):
         queue.publish([Message(text * 200, key=text) for text in numbered(size)])
     stream.options["maxMessagesPerTrigger"] = "60"
@@ -76,9 +75,8 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
     stream.run(both)
     assert both.by_spark == [True, True]
     assert both.batches == both.through_python
-    assert [row.sequence for rows in both.batches for row in rows] == sorted(
-        row.sequence for rows in both.batches for row in rows
-    )
+    sequences = [row.sequence for rows in both.batches for row in rows]
+    assert sequences == sorted(sequences)
     assert stream.group.stats().acked == 77
 
 
@@ -139,10 +137,11 @@ def test_a_change_between_the_source_and_the_function_stays_in_the_batch(
 PRUNED: dict[str, Callable[[Stream], Any]] = {
     "select": lambda stream: stream.frame().select("value", "lease_id", "sequence"),
     "drop and alias": lambda stream: stream.frame().alias("a").drop("headers"),
-    "schema": lambda stream: stream.spark.readStream.format("spark_mq").schema("sequence bigint, "
-                                                                               "lease_id string, "
-                                                                               "value binary")
-    .options(**stream.options).load(stream.queue.path),
+    "schema": lambda stream: (
+        stream.spark.readStream.format("spark_mq")
+        .schema("sequence bigint, lease_id string, value binary")
+        .options(**stream.options).load(stream.queue.path)
+    ),
 }  # fmt: skip
 
 
@@ -211,18 +210,13 @@ def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
     union[0].run(as_union, frame=union[0].frame().union(union[1].frame()))
     assert as_union.by_spark == [False]
     as_list = Both(several, more_groups=[queues[1].group("g")])
-    several.run(
-        as_list, frame=spark.readStream.format("spark_mq").options(**several.options).load()
-    )
+    reader = spark.readStream.format("spark_mq").options(**several.options)
+    several.run(as_list, frame=reader.load())
     assert all(as_list.by_spark)
     assert as_list.batches == as_list.through_python
-    assert {row.queue for rows in as_list.batches for row in rows} == {
-        queue.path for queue in queues
-    }
-    assert [
-        group.stats().acked
-        for group in (*(s.group for s in union), *(queue.group("g") for queue in queues))
-    ] == [4] * 4
+    seen = {row.queue for rows in as_list.batches for row in rows}
+    assert seen == {queue.path for queue in queues}
+    assert [queue.group(name).stats().acked for queue in queues for name in "ug"] == [4] * 4
 
 
 @pytest.mark.slow
@@ -280,10 +274,8 @@ def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(
 ) -> None:
     queue.publish(numbered(3))
     lost = queue.publish("lost")
-    Path(
-        messages_of(queue).path,
-        messages_of(queue).index().file_at(lost.sequences[0]).path,
-    ).unlink()
+    table = messages_of(queue)
+    Path(table.path, table.index().file_at(lost.sequences[0]).path).unlink()
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [True]
@@ -314,18 +306,14 @@ def test_a_store_that_spark_cannot_read_is_read_by_the_source(
     for _ in range(2):
         queue.publish(numbered(3))
     stream.options["maxMessagesPerTrigger"] = "3"
-    monkeypatch.setattr(
-        lease_frame,
-        "_STRICT_READ_OPTIONS",
-        {"mode": "no such mode"} | {"basePath": "nowhere://there"},
-    )
+    wrong = {"mode": "no such mode", "basePath": "nowhere://there"}
+    monkeypatch.setattr(lease_frame, "_STRICT_READ_OPTIONS", wrong)
     both = Both(stream)
     stream.run(both)
     assert both.by_spark == [False, False]
     assert both.batches == both.through_python
-    assert [
-        record.levelname for record in caplog.records if "Spark cannot read" in record.getMessage()
-    ] == ["WARNING"]
+    (warning,) = [one for one in caplog.records if "Spark cannot read" in one.getMessage()]
+    assert warning.levelname == "WARNING"
 
 
 @pytest.mark.slow
