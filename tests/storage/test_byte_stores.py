@@ -19,11 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.handles import memory_store
 from support.queues import Place, place
 
-from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.util.clock import system_clock
 
 __all__ = ["place"]
 
@@ -34,23 +33,18 @@ BAD = ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "a/.", "./a", "a\0b", "a\
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     here = ["memory", "disk", "disk without syncs"]
-    stores = (
-        [metafunc.config.getoption("--store")] if metafunc.config.getoption("--store") else here
-    )
-    metafunc.parametrize("store", stores, indirect=True)
+    server = metafunc.config.getoption("--store")
+    metafunc.parametrize("store", [server] if server else here, indirect=True)
 
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path, place: Place) -> Any:
     if request.param == "memory":
-        files = MemoryFiles(system_clock)
-        yield ObjectStore(files.root)
-        return
+        return memory_store()
     if request.param.startswith("disk"):
-        yield ObjectStore(str(tmp_path / "root"), durable=request.param == "disk")
-        return
+        return ObjectStore(str(tmp_path / "root"), durable=request.param == "disk")
     there = place()
-    yield ObjectStore(there["path"], there["storage_options"])
+    return ObjectStore(there["path"], there["storage_options"])
 
 
 def paths(store: ObjectStore, folder: str = "") -> list[str]:

@@ -5,7 +5,6 @@ notices.
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -425,32 +424,3 @@ def test_cleaning_a_log_takes_checksums_and_old_checkpoints_along(queue: Queue) 
     left = sorted(path.name for path in folder.iterdir() if path.name[0].isdigit())
     assert left == [f"{3:020d}.checkpoint.parquet", f"{3:020d}.json"]
     assert json.loads((folder / "_last_checkpoint").read_text())["version"] == 3
-
-
-def _publish(path: str, count: int) -> list[int]:
-    queue = Queue.open(path)
-    return [queue.publish(str(n)).sequences[0] for n in range(count)]
-
-
-def _sweep(path: str, stop: Any) -> int:
-    done = 0
-    while not stop.is_set():
-        queue = Queue.open(path)
-        index_commits(queue)
-        clean_messages(queue)
-        done += 1
-    return done
-
-
-@pytest.mark.slow
-def test_publishers_and_sweepers_in_processes_lose_no_message(queue: Queue) -> None:
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager, context.Pool(4) as pool:
-        stop = manager.Event()
-        sweepers = [pool.apply_async(_sweep, (queue.path, stop)) for _ in range(2)]
-        publishers = [pool.apply_async(_publish, (queue.path, 60)) for _ in range(2)]
-        sequences = [each for publisher in publishers for each in publisher.get(timeout=120)]
-        stop.set()
-        assert all(sweeper.get(timeout=60) > 0 for sweeper in sweepers)
-    assert sorted(m.sequence for m in lease(again(queue), 1000).messages) == sorted(sequences)
-    assert len(set(sequences)) == 120

@@ -166,15 +166,6 @@ def test_values_of_any_size(delta_queue: Make, size: int) -> None:
     assert lease(queue.dead_letters).messages[0].value == value
 
 
-@pytest.mark.slow
-def test_a_million_headers(delta_queue: Make) -> None:
-    queue = delta_queue()
-    headers = {str(n): "x" for n in range(1_000_000)}
-    queue.publish([Message("many", headers=headers), "few"])
-    many, few = lease(again(queue)).messages
-    assert (many.headers, few.headers) == (headers, {})
-
-
 # -- dates
 
 ENDS = [datetime.min, datetime(1, 1, 1), datetime(1969, 12, 31), datetime.max]

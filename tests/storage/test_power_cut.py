@@ -37,10 +37,8 @@ class Run:
     effects: Effects = field(default_factory=Effects)
     reported: list[tuple[int, str, str, int]] = field(default_factory=list)
 
-    def report(self, kind: str, *values: bytes | str, number: int = 0) -> None:
-        for value in values:
-            text = value.decode() if isinstance(value, bytes) else value
-            self.reported.append((len(self.effects.done), kind, text, number))
+    def report(self, kind: str, *values: str, number: int = 0) -> None:
+        self.reported += [(len(self.effects.done), kind, value, number) for value in values]
 
     def known(self, count: int, kind: str) -> dict[str, int]:
         return {
@@ -69,10 +67,9 @@ def story(run: Run) -> None:
     run.report("published", "a", "b", "c", "d")
     group = queue.group()
     lease = group.lease("w", max_messages=4)
-    assert lease is not None
     for message in lease.messages:
-        run.report("counted", message.value or b"", number=message.delivery_count)
-    sequences = {(m.value or b"").decode(): m.sequence for m in lease.messages}
+        run.report("counted", message.text, number=message.delivery_count)
+    sequences = {message.text: message.sequence for message in lease.messages}
     run.report("settling", "a")
     lease.ack([sequences["a"]])
     run.report("acked", "a")
@@ -85,14 +82,13 @@ def story(run: Run) -> None:
     run.report("published", "e")
     run.report("numbered", "p")
     queue.sweep()
-    run.report("routed", "c")
     run.report("redriving", "c")
     queue.redrive()
-    run.report("redriven", "c")
     second = group.lease("w", max_messages=10)
-    run.report("settling", *[m.value or b"" for m in second.messages])
+    rest = [message.text for message in second.messages]
+    run.report("settling", *rest)
     second.ack()
-    run.report("acked", *[m.value or b"" for m in second.messages])
+    run.report("acked", *rest)
     queue.sweep()
     queue.publish(["f"])
     run.report("published", "f")
@@ -109,13 +105,12 @@ def check(run: Run, count: int, root: Path) -> None:
     delivered: dict[str, int] = {}
     while (lease := queue.group().lease("after", max_messages=100)) is not None:
         for message in lease.messages:
-            value = (message.value or b"").decode()
-            assert value not in delivered, f"{value} came twice"
-            delivered[value] = message.delivery_count
+            assert message.text not in delivered, f"{message.text} came twice"
+            delivered[message.text] = message.delivery_count
         lease.ack()
     acked, settling = run.known(count, "acked"), run.known(count, "settling")
     dying = run.known(count, "dying")
-    dead = {value for value in _dead(queue) if value is not None} if dying else set()
+    dead = _dead(queue) if dying else set()
     for value in run.known(count, "published"):
         assert value in delivered or value in dead or value in settling, f"{value} is lost"
     redriving = run.known(count, "redriving")
@@ -142,14 +137,11 @@ def _tomorrow() -> datetime:
     return datetime.now(UTC) + timedelta(days=1)
 
 
-def _dead(queue: Queue) -> list[str | None]:
+def _dead(queue: Queue) -> set[str]:
     queue.sweep()
     lease = queue.dead_letters.group("looker").lease("after", max_messages=100)
-    return (
-        []
-        if lease is None
-        else [None if m.value is None else m.value.decode() for m in lease.messages]
-    )
+    letters = () if lease is None else lease.messages
+    return {letter.value.decode() for letter in letters if letter.value is not None}
 
 
 def cuts(run: Run, keeps_names: bool) -> Iterator[int]:
