@@ -25,15 +25,13 @@ from spark_mq.testing import ManualClock, memory_queue
 Make = Callable[..., Queue]
 
 
-def settle_as(queue: Queue, *values: str, group: str = "billing") -> None:
-    """Publish messages and settle each as its value says, before the colon."""
-    queue.publish([Message(value, key=value.partition(":")[2] or None) for value in values])
-    worker = queue.group(group)
-    while (lease := worker.lease("w", max_messages=100)) is not None:
+def settle_as(queue: Queue, *values: str) -> None:
+    """Publish messages and settle each as its value says, before the colon, with its key."""
+    queue.publish([Message(value, key=value.partition(":")[2]) for value in values])
+    while (lease := queue.group("billing").lease("w", max_messages=100)) is not None:
         for message in lease.messages:
-            verb = message.text.partition(":")[0]
-            settle = {"ack": lease.ack, "reject": lease.reject, "nack": lease.nack}[verb]
-            settle([message.sequence])
+            verb, _, _ = message.text.partition(":")
+            getattr(lease, verb)([message.sequence])
     queue.sweep()  # which routes what is dead
 
 
@@ -69,8 +67,7 @@ def refuse(message: ReceivedMessage) -> None:
 # -- what it says
 
 
-def test_outcomes_of_then_and_now(make: Make) -> None:
-    queue = make()
+def test_outcomes_of_then_and_now(queue: Queue) -> None:
     settle_as(queue, "ack:fine", "ack:breaks", "reject:works", "reject:fails", "ack:later")
 
     def handler(message: ReceivedMessage) -> Any:
@@ -176,8 +173,7 @@ def test_a_skipped_message_is_replayed_as_a_first_delivery() -> None:
 # -- batches
 
 
-def test_a_batch_is_a_lease_that_settles_nothing(make: Make) -> None:
-    queue = make()
+def test_a_batch_is_a_lease_that_settles_nothing(queue: Queue) -> None:
     settle_as(queue, *(f"ack:{at}" for at in range(6)))
     results = list[Any]()
 
@@ -205,8 +201,7 @@ def test_a_batch_is_a_lease_that_settles_nothing(make: Make) -> None:
     ]  # fmt: skip
 
 
-def test_a_failed_batch_fails_as_a_whole(make: Make) -> None:
-    queue = make()
+def test_a_failed_batch_fails_as_a_whole(queue: Queue) -> None:
     settle_as(queue, *(f"ack:{at}" for at in range(5)))
 
     def handler(lease: Lease) -> None:
@@ -310,8 +305,7 @@ def test_since_and_until_are_times_of_the_settle(clock: ManualClock) -> None:
     assert keys(queue, since="1m") == ""
 
 
-def test_where_selects_by_the_past(make: Make) -> None:
-    queue = make()
+def test_where_selects_by_the_past(queue: Queue) -> None:
     settle_as(queue, "ack:a", "reject:b", "ack:c", "reject:d")
     for where, chosen in (
         ("outcome = 'dead_lettered'", "bd"),
