@@ -242,7 +242,7 @@ def test_a_worker_prints_the_first_failure_of_each_kind_that_is_retried(
     shown, due = sorted(capsys.readouterr().err.splitlines()), "(its retry is due in"
     assert [re.sub(r"due in (\dh) .*", r"due in \1)", line) for line in shown] == [
         f"spark-mq: message {first} failed: ValueError: {first} is unknown {due} 1h)",
-        f"spark-mq: message {third} failed: KeyError: '{third} is unknown' (its retry is due in 1h)",
+        f"spark-mq: message {third} failed: KeyError: '{third} is unknown' {due} 1h)",
         f"spark-mq: message {lost} failed: no reason given {due} 2h)",
     ]
 
