@@ -11,14 +11,8 @@ from support.handles import lease, sweep
 from spark_mq import Queue
 from spark_mq.errors import InvalidSchema
 from spark_mq.parquet import publish_table
-from spark_mq.testing import ManualClock, memory_queue
 
 MAP = pa.map_(pa.string(), pa.string())
-
-
-@pytest.fixture
-def queue(clock: ManualClock) -> Queue:
-    return memory_queue(clock)
 
 
 def table(*headers: object) -> pa.Table:
