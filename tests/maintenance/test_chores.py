@@ -15,6 +15,7 @@ from support.handles import (
     again,
     archive,
     history,
+    index_commits,
     killed,
     lease,
     on_commit,
@@ -120,6 +121,11 @@ def was_archived(queue: Queue) -> None:
     assert events == {"leased": 1, "acked": 1}
 
 
+def were_indexed(queue: Queue) -> None:
+    rows, *_ = messages_of(queue).commits.read_after() or ()
+    assert [row["version"] for row in rows.to_pylist() if row["kind"] == "publish"] == [1]
+
+
 CHORES = {
     "route": Chore(3, 3, 3, with_dead, lambda q: route(q.group()), were_routed),
     "redrive": Chore(3, 3, 3, with_letters, lambda q: q.redrive().messages, were_redriven),
@@ -131,6 +137,7 @@ CHORES = {
         3, 2, 1, with_batch, lambda q: complete_batch(context_of(q), "b"), was_completed
     ),
     "archive": Chore(1, 1, 4, with_history, archive, was_archived),
+    "index": Chore(1, 1, 2, with_history, index_commits, were_indexed),
 }
 
 
