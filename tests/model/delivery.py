@@ -25,7 +25,7 @@ from .actors import (
     Worker,
     sorted_items,
 )  # fmt: skip
-from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation, World
+from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation
 from .invariants import Batch, Notes, Onlooker
 from .reference import ReferenceGroup, ReferenceMessage
 from .storage import IDS, SECOND, Book, Rig, Store, log_key
@@ -56,7 +56,7 @@ def _room(program: Program) -> int:
     return program.most if isinstance(program, Worker) else 10**9
 
 
-class Delivery(World):
+class Delivery:
     """``programs`` over ``messages`` (so many in each commit).
 
     ``tick``: microseconds that pass at a time.
@@ -99,6 +99,7 @@ class Delivery(World):
             self.log = self.rig.publish(*([f"m{n}" for n in range(count)] for count in messages))
         self.messages = self.log.messages
         self.most = most
+        """More states than it can have, if all is well."""
         self.must_live = tuple(must_live)
         """Messages (by number) that must end acked, also if others die."""
         lane = SlotLayout(LANES).lane
@@ -142,6 +143,7 @@ class Delivery(World):
         return State(store, (Proc(),) * len(self.programs), notes, tuple(self.bounds))
 
     def key(self, state: State) -> Hashable:
+        """Equal for states with the same future."""
         store: Store = state.store
         books = tuple((group, book.key(store.now)) for group, book in store.books)
         procs = tuple(
@@ -157,6 +159,7 @@ class Delivery(World):
     # -- what may happen
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """What processes may do. Raises Violation."""
         first = self._unseen(state)
         for at, (program, proc) in enumerate(zip(self.programs, state.procs, strict=True)):
             if first not in (None, at):
@@ -176,6 +179,7 @@ class Delivery(World):
                 yield label, self._after(state, at, proc, proc, *step, label)
 
     def faults(self, state: State) -> Iterator[tuple[str, State]]:
+        """What may happen to them, as far as the budget goes."""
         bounds, first = Bounds(*state.budget), self._unseen(state)
         if bounds.crashes:
             budget = tuple(bounds._replace(crashes=bounds.crashes - 1))
@@ -226,6 +230,9 @@ class Delivery(World):
         return None
 
     def pass_time(self, state: State) -> tuple[str, State] | None:
+        """The next moment at which something changes by itself, for when no process can do
+        anything.
+        """
         swept, events = self._sweep(state.store)
         if swept != state.store:
             notes = self._noted(state, swept, events, "sweep")
@@ -259,6 +266,7 @@ class Delivery(World):
         """What else must hold of what is durable. Raises AssertionError."""
 
     def over(self, state: State) -> bool:
+        """Whether nothing that matters can still happen to a finished world."""
         return self.attempts is None and bool(self.must_live)  # a poison is tried for ever
 
     # -- one step of a process

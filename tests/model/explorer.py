@@ -12,11 +12,14 @@ plain data that can be hashed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spark_mq.util import failures
+
+if TYPE_CHECKING:
+    from .delivery import Delivery
 
 
 class Suspend(BaseException):
@@ -128,46 +131,14 @@ class State(NamedTuple):
     budget: tuple[int, ...]
 
 
-class World(Protocol):
-    """What :func:`explore` needs to know of a world."""
-
-    most: int | None = None
-    """More states than it can have, if all is well."""
-
-    def begin(self) -> State: ...
-
-    def key(self, state: State) -> Hashable:
-        """Equal for states with the same future."""
-
-    def steps(self, state: State) -> Iterator[tuple[str, State]]:
-        """What processes may do. Raises Violation."""
-
-    def faults(self, state: State) -> Iterator[tuple[str, State]]:
-        """What may happen to them, as far as the budget goes."""
-
-    def pass_time(self, state: State) -> tuple[str, State] | None:
-        """The next moment at which something changes by itself, for when no process can do
-        anything.
-        """
-
-    def finished(self, state: State) -> bool: ...
-
-    def over(self, state: State) -> bool:
-        """Whether nothing that matters can still happen to a finished world."""
-
-    def report(self, state: State) -> str: ...
-
-
 @dataclass
 class Explored:
     states: int = 0
     transitions: int = 0
     finished: int = 0
-    labels: dict[str, int] = field(default_factory=dict)
-    """How often each kind of step was taken: what is never taken is not looked at."""
 
 
-def explore(world: World) -> Explored:
+def explore(world: Delivery) -> Explored:
     """Visits every state.
 
     Raises Violation where a promise is broken, or some message can never finish from there.
@@ -198,8 +169,6 @@ def explore(world: World) -> Explored:
             queue.append((there, state))
         back[there].append(at)
         found.transitions += 1
-        kind = label.split(":", maxsplit=1)[0]
-        found.labels[kind] = found.labels.get(kind, 0) + 1
         return there != at
 
     while queue:

@@ -9,14 +9,11 @@ The reference judges each lease, and knows what has failed by itself.
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger_group import SECOND, limits
-
-from spark_mq.ledger.isolation import isolation_size
 
 from .judged_group import JudgedGroup
 
@@ -120,25 +117,6 @@ def test_one_poison_dies_alone(n, batch, reserved_attempts):
     messages = min(3 * batch + 5, 100 if n - reserved_attempts == 2 else 600)
     world = World(n, batch, messages, {batch // 2}, reserved_attempts=reserved_attempts)
     world.run()
-    assert world.dead() == world.poison
-
-
-@pytest.mark.parametrize("poison", [0, 500, 999])
-@pytest.mark.parametrize("reserved_attempts", [0, 1])
-def test_isolation_needs_no_more_leases_than_its_sizes_say(reserved_attempts, poison):
-    """One poison in 1,000 with 5 attempts: each level cuts what it got into pieces of the next
-    size, so the work stays bounded.
-    """
-    world = World(5, 1000, 1000, {poison}, reserved_attempts=reserved_attempts)
-    world.run()
-    pieces = [
-        1000,
-        *(isolation_size(1000, d, 5 - reserved_attempts) for d in range(2, 5 - reserved_attempts)),
-    ]
-    # Each poisoned piece is cut into pieces of the next size; all but one of them are acked. It
-    # may be twice as large as its size says, except for the whole lease, which is retried first.
-    cuts = [-(-big // small) for big, small in pairwise(pieces)]
-    assert world.leases <= 2 + cuts[0] + 2 * sum(cuts[1:])
     assert world.dead() == world.poison
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.ledger_group import Group, limits
+from support.ledger_group import Group
 from support.rule_variants import Variant, gets, instead, rule_variant
-from support.slot_files import LANES, LAYOUT, file_of
+from support.slot_files import LANES, LAYOUT, file_of, ordered
 
 from spark_mq import GroupSettings
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
@@ -24,15 +24,8 @@ BURSTS = 16
 KEYS = {LAYOUT.lane(key): key for key in map(str, range(100))}
 
 
-def group_of(*files: DataFile, lanes: int = LANES, **settings: Any) -> Group:
-    rules = limits(breaker_threshold=None, **settings)
-    group = Group(0, rules, list(files))
-    group.index = MessageIndex(files, len(files), lanes=lanes)
-    return group
-
-
 def fair(*files: DataFile, **settings: Any) -> Group:
-    return group_of(*files, order="fair", **settings)
+    return ordered(*files, order="fair", **settings)
 
 
 def lanes_of(group: Group, seqs: list[int]) -> list[int | None]:
@@ -145,7 +138,7 @@ def test_failed_messages_are_isolated_as_in_other_groups():
 
 @pytest.mark.parametrize("order", ["none", "fair"])
 def test_a_key_over_its_limit_delays_no_other(order: str):
-    group = group_of(*BACKLOG[:3], file_of(101, (0, 2, 10)), order=order, max_in_flight_per_key=3)
+    group = ordered(*BACKLOG[:3], file_of(101, (0, 2, 10)), order=order, max_in_flight_per_key=3)
     first = group.lease("a", 1_000)
     assert Counter(lanes_of(group, first)) == {0: 3, 2: 3}
     grant = group.ask("b", 1_000)
@@ -158,7 +151,7 @@ def test_a_key_over_its_limit_delays_no_other(order: str):
 
 
 def test_a_failed_key_at_its_limit_does_not_hold_up_fresh_messages():
-    group = group_of(file_of(1, (0, 0, 9), (0, 1, 9)), max_in_flight_per_key=2)
+    group = ordered(file_of(1, (0, 0, 9), (0, 1, 9)), order="none", max_in_flight_per_key=2)
     assert lanes_of(group, group.lease("a", 2)) == [0, 0]
     group.settle(NACK, "a", delay=0)
     group.rules = replace(group.rules, max_in_flight_per_key=1)
@@ -167,8 +160,8 @@ def test_a_failed_key_at_its_limit_does_not_hold_up_fresh_messages():
 
 
 def test_a_blocked_message_is_the_reason_although_a_lane_is_at_its_limit():
-    group = group_of(
-        file_of(1, (0, 0, 2), (0, 1, 1)), max_in_flight_per_key=1,
+    group = ordered(
+        file_of(1, (0, 0, 2), (0, 1, 1)), order="none", max_in_flight_per_key=1,
         max_delivery_attempts=1, on_max_deliveries="block",
     )  # fmt: skip
     blocked = sequence(1, 2)
@@ -182,12 +175,14 @@ def test_a_blocked_message_is_the_reason_although_a_lane_is_at_its_limit():
 
 
 def test_messages_without_a_key_have_no_limit():
-    group = group_of(file_of(1, (0, 0, 9), (0, None, 9)), max_in_flight_per_key=2)
+    group = ordered(file_of(1, (0, 0, 9), (0, None, 9)), order="none", max_in_flight_per_key=2)
     assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 2, None: 9}
 
 
 def test_the_limit_counts_all_priorities():
-    group = group_of(file_of(1, (9, 0, 2), (0, 0, 9), (0, 1, 9)), max_in_flight_per_key=3)
+    group = ordered(
+        file_of(1, (9, 0, 2), (0, 0, 9), (0, 1, 9)), order="none", max_in_flight_per_key=3
+    )
     assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 3, 1: 3}
 
 
@@ -246,7 +241,7 @@ def test_leases_against_one_queue_for_each_key(
 ):
     # Released messages come back alike, so that no lease isolates suspects.
     settings = {"order": order, "max_in_flight_per_key": limit, "max_delivery_attempts": None}
-    group = group_of(*made(files), **settings)
+    group = ordered(*made(files), **settings)
     naive, open_leases = OneQueueForEachKey(group), list[tuple[str, list[int]]]()
     for at, (wanted, how) in enumerate(steps):
         if order == "none" and limit is None:

@@ -146,18 +146,6 @@ def test_an_expired_message_is_dropped_and_counted(queue: Queue, clock: ManualCl
     assert (stats.expired, stats.leased, stats.ready) == (1, 1, 0)
 
 
-def test_a_message_that_expires_while_it_waits_for_its_next_try_is_dropped(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
-    lease = queue.group().lease("w")
-    lease.nack([lease.messages[0].sequence])
-    clock.advance(10)
-    queue.publish(["y"])
-    assert values(queue) == ["y"]
-    assert queue.group().stats().expired == 1
-
-
 def test_a_lease_outlives_the_expiry_of_its_messages(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
     lease = queue.group().lease("w")

@@ -90,32 +90,16 @@ def test_reject_is_death_at_once():
 # -- late settles
 
 
-def late(verb: str | None = None) -> Group:
-    """Lease a of messages 0..2 has expired, nobody has leased them since; then a late settle."""
+def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
     group = Group()
     group.lease("a", 3)
     group.expire()
-    group.now += 5
-    if verb:
-        assert group.settle(verb, "a").settled == 3
-    return group
-
-
-def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
-    leased_at = late().at(0).leased_at
-    group = late(RELEASE)
+    leased_at = group.at(0).leased_at
+    assert group.settle(RELEASE, "a").settled == 3
     back = group.at(0)
     assert back == having(state=AVAILABLE, lease_id=None, suspect=True, delivery_count=1)
     assert (back.worker_id, back.leased_at) == (None, leased_at)
     assert group.extend("a").settled == 0
-
-
-def by_the_fold(group: Group) -> None:
-    group.expire_leases()
-
-
-def by_nobody(group: Group) -> None:
-    """The settle itself is the first operation after the deadline."""
 
 
 @pytest.mark.parametrize(("attempts", "deliveries"), [(1, 1), (2, 2), (5, 1), (5, 2)])
@@ -127,7 +111,7 @@ def test_a_late_nack_or_release_does_the_same_whoever_expires_the_lease(
     *, verb, seqs, exhausted, size, attempts, deliveries
 ):
     ends = []
-    for expire in (by_the_fold, by_nobody):
+    for expires_before in (True, False):  # or by the settle, the first operation that comes
         rules = limits(
             max_delivery_attempts=attempts, on_max_deliveries=exhausted, breaker_threshold=1
         )
@@ -137,7 +121,8 @@ def test_a_late_nack_or_release_does_the_same_whoever_expires_the_lease(
             group.expire()
         group.lease("a", size)
         group.now += TIMEOUT + 7
-        expire(group)
+        if expires_before:
+            group.expire_leases()
         outcome = group.settle(verb, "a", seqs, error="late")
         group.expire_leases()
         events = sorted(
