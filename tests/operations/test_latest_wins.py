@@ -148,9 +148,7 @@ def test_a_rival_that_comes_between_check_and_commit_is_replaced(
     assert take(again(queue).group()) == ["a2"]
 
 
-def test_over_a_store_a_lease_looks_at_the_newest_publishes(
-    delta_queue: Make, limits: Limits
-) -> None:
+def test_over_a_store_a_lease_sees_the_newest_publishes(delta_queue: Make, limits: Limits) -> None:
     limits(recent_seconds=1_000.0)
     queue = delta_queue(dedup_window="1h", dedup_replaces=True)
     worker = as_in_a_store(again(queue))

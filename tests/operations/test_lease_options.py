@@ -81,9 +81,7 @@ def test_a_lease_holds_no_more_bytes_than_fit(queue: Queue) -> None:
     assert _leased(queue, max_bytes="1m") == []
 
 
-def test_a_limit_of_bytes_takes_the_highest_priority_first(
-    delta_queue: Callable[..., Queue],
-) -> None:
+def test_a_limit_of_bytes_takes_high_priorities_first(delta_queue: Callable[..., Queue]) -> None:
     """The pieces of a lease were sorted by sequence, and the limit dropped the later ones."""
     queue = delta_queue(lanes=2)
     queue.publish([Message("later", key="a", priority=0) for _ in range(3)])

@@ -72,9 +72,7 @@ def test_a_store_has_no_folders_and_refuses_both(inner: str) -> None:
     assert open_context(below, {}, system_clock).dead_letters().path == f"{below}/dead_letters"
 
 
-def test_a_queue_whose_own_tables_are_gone_is_created_around_its_dead_letters(
-    tmp_path: Path,
-) -> None:
+def test_a_queue_whose_tables_are_gone_is_created_around_its_dead_letters(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "events")
     for table in ("messages", "leases"):
         shutil.rmtree(tmp_path / "events" / table)

@@ -207,9 +207,7 @@ def test_a_lease_whose_messages_cannot_be_read_any_more_is_released_uncounted(
     assert drained(queue) == [(b"1", 1), (b"2", 1)]
 
 
-def test_a_lease_that_delivered_keeps_its_messages_in_an_outage(
-    queue: Queue, outage: Outage
-) -> None:
+def test_a_lease_that_delivered_keeps_its_messages(queue: Queue, outage: Outage) -> None:
     taken = leased(queue, "a")
     assert len(taken.messages) == 1
     with outage():
@@ -259,9 +257,7 @@ def test_a_ledger_out_of_reach_is_not_taken_for_damage(
     assert drained(again(queue)) == [(b"b", 1)]
 
 
-def test_a_lease_that_was_acked_first_may_be_read_again_after_an_outage(
-    queue: Queue, outage: Outage
-) -> None:
+def test_a_lease_that_was_acked_first_may_be_read_again(queue: Queue, outage: Outage) -> None:
     leased(queue, "a", "b", count=1).ack()
     taken = queue.group().lease("w", auto_ack=True)
     assert taken is not None
@@ -703,9 +699,7 @@ def test_what_spark_has_committed_is_acked_in_an_outage(queue: Queue, outage: Ou
     assert drained(queue) == [(b"b", 1)]
 
 
-def test_a_stream_over_two_queues_goes_on_with_the_one_in_reach(
-    clock: ManualClock, outage: Outage
-) -> None:
+def test_a_stream_of_two_queues_reads_the_one_in_reach(clock: ManualClock, outage: Outage) -> None:
     near, far = memory_queue(clock), memory_queue(clock)
     for queue in (near, far):
         queue.publish("a")
@@ -761,9 +755,7 @@ def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(queue: Queue) 
     assert queue.group().stats().dead == 1
 
 
-def test_delayed_messages_of_a_damaged_file_wait_for_their_time(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_delayed_messages_of_a_damaged_file_wait(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("late", deliver_at="1h"), "now"])
     damage(queue)
     for dead, delayed in ((1, 1), (2, 0)):

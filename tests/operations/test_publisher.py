@@ -165,9 +165,7 @@ def test_what_comes_while_a_commit_is_under_way_shares_the_next_one(
     assert commits(queue) == [10, 45]
 
 
-def test_whoever_publishes_too_fast_waits_for_room(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fast_publisher_waits_for_room(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, handed_in = Gate(queue, monkeypatch), []
 
     def publish_many() -> None:
@@ -299,9 +297,7 @@ def test_each_message_of_a_batch_that_failed_for_good_has_the_error_and_the_next
     assert published(queue) == {good.result(): b"good"}
 
 
-def test_flush_raises_what_nobody_asked_for_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flush_raises_unread_errors_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(queue, monkeypatch, OSError("disk full"), times=1)
     with queue.publisher(**NEVER, retry_timeout=0) as publisher:
         for n in range(3):
@@ -315,7 +311,7 @@ def test_flush_raises_what_nobody_asked_for_once(
     assert commits(queue) == []
 
 
-def test_close_raises_what_nobody_asked_for(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_raises_unread_errors(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(queue, monkeypatch, OSError("disk full"))
     publisher = queue.publisher(**NEVER, retry_timeout=0)
     asked, _ = publisher.publish("asked"), publisher.publish("unasked")

@@ -445,9 +445,7 @@ DEAD_LETTERS = [
     [*SETTINGS, *NAMES_AND_POSITIONS, *PUBLISHING, *HANDLING, *LOOKING, *DEAD_LETTERS],
     ids=str,
 )
-def test_a_refused_call_names_its_option_and_changes_nothing(
-    stock: Stock, refusal: Refusal
-) -> None:
+def test_a_refusal_names_its_option_and_changes_nothing(stock: Stock, refusal: Refusal) -> None:
     with pytest.raises(InvalidOption) as caught:
         call(stock, refusal.door, refusal.given)
     error = caught.value

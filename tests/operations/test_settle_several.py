@@ -65,9 +65,7 @@ def test_one_call_settles_parts_of_several_leases(queue: Queue) -> None:
     assert queue.group().stats().ready == 2
 
 
-def test_what_one_of_several_leases_has_lost_is_reported_after_the_rest_is_settled(
-    queue: Queue,
-) -> None:
+def test_what_a_lease_has_lost_is_reported_after_the_rest_is_settled(queue: Queue) -> None:
     a, b, _, seqs = three(queue)
     a.nack([seqs[0]])
     with pytest.raises(LeaseLost) as caught:
@@ -117,9 +115,7 @@ def test_a_late_release_counts_and_its_delay_still_holds(queue: Queue, clock: Ma
     assert lease(queue).messages[0].delivery_count == 2
 
 
-def test_an_extension_of_one_message_leaves_the_others_to_expire(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_an_extension_of_a_message_lets_the_others_expire(queue: Queue, clock: ManualClock) -> None:
     first, second = queue.publish(["a", "b"]).sequences
     held = lease(queue, 2)
     deadline = held.expires_at
@@ -147,9 +143,7 @@ def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: Manu
     assert group.stats().leased == 1
 
 
-def test_a_lease_is_extended_by_a_process_that_knows_none_of_the_later_messages(
-    delta_queue: Make,
-) -> None:
+def test_a_lease_is_extended_by_a_process_that_knows_no_later_messages(delta_queue: Make) -> None:
     queue = delta_queue()
     held, other = leased(queue, "a"), Queue.open(queue.path)
     for value in "bc":

@@ -194,9 +194,7 @@ def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "extend"])
-def test_messages_that_were_never_in_the_lease_or_do_not_exist_are_lost(
-    case: Case, verb: str
-) -> None:
+def test_messages_that_were_never_in_the_lease_or_anywhere_are_lost(case: Case, verb: str) -> None:
     settle, (other, _, last) = (
         partial(getattr(case.queue.group(), verb), case.lease.lease_id),
         case.sequences,

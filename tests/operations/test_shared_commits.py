@@ -136,9 +136,7 @@ def test_threads_of_several_groups_share_a_commit(queue: Queue) -> None:
     assert sorted(events) == sorted((name, each) for name in names for each in ("leased", "acked"))
 
 
-def test_a_broken_ledger_fails_the_operations_of_its_group_only(
-    delta_queue: Make, limits: Limits
-) -> None:
+def test_a_broken_ledger_fails_only_its_own_group(delta_queue: Make, limits: Limits) -> None:
     limits(tag_bytes=0)
     queue = delta_queue()
     queue.publish("a")
@@ -394,9 +392,7 @@ def test_a_transaction_of_a_lost_attempt_is_not_committed(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_without_a_look_what_changes_nothing_is_computed_again(
-    delta_queue: Make, fails: bool
-) -> None:
+def test_without_a_look_what_changes_nothing_is_run_again(delta_queue: Make, fails: bool) -> None:
     """A store whose writer is alone starts from the last known state. It may be out of date."""
     queue = delta_queue()
     queue.publish("a")
@@ -430,9 +426,7 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_que
     assert sum(r.message_count for r in acquired.ranges) == 1
 
 
-def test_without_a_look_a_worker_gets_nothing_that_its_commit_does_not_lease(
-    delta_queue: Make,
-) -> None:
+def test_without_a_look_a_worker_gets_only_what_its_commit_leases(delta_queue: Make) -> None:
     """A file that cannot be read may have been trimmed meanwhile. The ack waits for the look."""
     queue = delta_queue()
     for value in "abc":

@@ -102,9 +102,7 @@ def test_what_no_earlier_holder_has_written_is_written_once(
     assert values(sink) == ["a", "b"]
 
 
-def test_after_the_append_only_the_whole_lease_can_be_given_back(
-    group: ConsumerGroup, sink: str
-) -> None:
+def test_after_the_append_only_a_whole_lease_is_given_back(group: ConsumerGroup, sink: str) -> None:
     lease = begin(group, "a", "b")
     append(lease)
     first = [lease.messages[0].sequence]
@@ -196,9 +194,7 @@ def test_the_letter_of_a_poison_names_the_sink_that_may_have_its_rows(
 
 
 @OF_TABLES
-def test_a_writer_is_used_again_after_its_messages_are_settled(
-    group: ConsumerGroup, sink: str
-) -> None:
+def test_a_writer_is_free_once_its_messages_are_settled(group: ConsumerGroup, sink: str) -> None:
     for n in range(5):
         publish(group, str(n))
         relay(group)
@@ -350,9 +346,7 @@ def test_a_sink_that_is_gone_can_be_taken_off(group: ConsumerGroup, sink: str) -
 
 
 @OF_TABLES
-def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
-    group: ConsumerGroup, sink: str
-) -> None:
+def test_after_rows_that_do_not_fit_others_are_appended(group: ConsumerGroup, sink: str) -> None:
     lease = begin(group, "a")
     wide = pa.table({"value": ["a"], "more": [1]})
     for rows, text in (
@@ -371,9 +365,7 @@ def test_rows_that_do_not_fit_are_refused_and_the_lease_can_append_others(
 
 
 @OF_QUEUES
-def test_what_a_queue_takes_is_published_with_its_keys_and_headers(
-    group: ConsumerGroup, sink: str
-) -> None:
+def test_a_queue_takes_messages_with_keys_and_headers(group: ConsumerGroup, sink: str) -> None:
     lease = begin(group, "a", "b")
     with refused("schema_mode is for a sink", "schema_mode"):
         lease.append(["a"], schema_mode="merge")

@@ -25,9 +25,7 @@ USUAL = {"lease synced": 4.8, "ack synced": 7.6}
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="this system has no disk in memory")
-def test_a_lease_and_an_ack_are_not_half_as_fast_beside_delta_rs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_leases_and_acks_keep_their_speed_beside_delta_rs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         times = importlib.import_module("commit_path").rounds(Path(folder), BLOCKS)

@@ -18,9 +18,7 @@ Make = Callable[..., Queue]
 # -- who blocks
 
 
-def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
-    make: Make, clock: ManualClock
-) -> None:
+def test_stats_and_sweeps_name_the_groups_that_block_a_trim(make: Make, clock: ManualClock) -> None:
     queue = make(retention="1h")
     for name in ("quick", "slow", "stuck"):
         queue.group(name).ensure()
@@ -45,9 +43,7 @@ def test_stats_and_the_sweep_name_the_groups_that_block_a_trim(
 # -- groups without activity
 
 
-def test_a_group_without_activity_no_longer_holds_back_the_trim(
-    make: Make, clock: ManualClock
-) -> None:
+def test_a_group_without_activity_holds_back_no_trim(make: Make, clock: ManualClock) -> None:
     queue = make(retention="1h")
     gone = again(queue).group("gone").ensure()
     queue.configure(group_expiry="7d")
@@ -82,9 +78,7 @@ def test_any_commit_of_a_group_is_activity(clock: ManualClock) -> None:
     assert trim(queue) == 1
 
 
-def test_what_no_group_has_settled_stays_even_if_all_groups_are_gone(
-    make: Make, clock: ManualClock
-) -> None:
+def test_what_nobody_settled_stays_if_all_groups_are_gone(make: Make, clock: ManualClock) -> None:
     queue = make(retention="1h", group_expiry="7d")
     queue.publish("a")
     take_all(queue.group("one"))
@@ -119,7 +113,7 @@ def test_nobody_holds_back_what_a_hard_limit_has_trimmed(clock: ManualClock) -> 
 
 
 @pytest.mark.parametrize(("last_change", "counts"), [(None, True), (89, False)])
-def test_a_group_counts_if_nobody_knows_its_last_commit(
+def test_a_group_counts_if_its_last_commit_is_unknown(
     last_change: int | None, counts: bool
 ) -> None:
     counting = counting_groups({"live": 9, "old": 3}, {"old": last_change}, oldest=90)

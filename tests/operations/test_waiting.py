@@ -124,9 +124,7 @@ def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
     assert context_of(queue).clock() - first.expires_at < timedelta(seconds=1.5)
 
 
-def test_a_waiter_that_loses_a_race_waits_out_its_remaining_time(
-    queue: Queue, waiter_on: Starts
-) -> None:
+def test_a_waiter_that_loses_a_race_waits_on(queue: Queue, waiter_on: Starts) -> None:
     waiters = [waiter_on(queue), waiter_on(again(queue))]
     queue.publish("a")
     _, (loser,) = wait(waiters, 1, FIRST_COMPLETED)
@@ -140,9 +138,7 @@ def test_a_wait_ends_with_its_time_and_nothing(queue: Queue) -> None:
     assert 0.05 <= time.monotonic() - started < 10
 
 
-def test_a_full_group_is_waited_for_and_the_reason_is_there_at_the_end(
-    make: Make, waiter_on: Starts
-) -> None:
+def test_a_full_group_is_waited_for_and_the_reason_is_known(make: Make, waiter_on: Starts) -> None:
     queue = make(max_in_flight=1)
     taken = leased(queue, "a", "b", count=1)
     assert queue.group().lease("w", wait="20ms") is None
