@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.handles import again, killed, lease, on_commit, once, take_all
 from support.having import having
-from support.queues import Make
-from support.tables import context_of, messages_of, on_publish
+from support.queues import Make, beside
+from support.tables import messages_of, on_publish
 
 from spark_mq import BatchClosed, InvalidOption, Message, Queue, QueueNotFound, UnsupportedTable
 from spark_mq.delta.memory_files import is_in_memory
@@ -22,14 +22,10 @@ from spark_mq.util.user import act_as
 
 
 @pytest.fixture
-def done(queue: Queue, clock: ManualClock) -> Queue:
+def done(queue: Queue) -> Queue:
     """The queue of the completion messages, in the same storage."""
     queue.group().ensure()
-    if is_in_memory(queue.path):
-        return memory_queue(clock)
-    options = context_of(queue).storage_options
-    path = f"{queue.path}-done"
-    return Queue.create(path, storage_options=options, clock=clock, durable=False)
+    return beside(queue, "done")
 
 
 def completions(done: Queue) -> list[dict[str, Any]]:
@@ -358,9 +354,8 @@ def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
 def test_trimmed_messages_of_an_open_batch_are_still_counted(
     make: Make, clock: ManualClock
 ) -> None:
-    queue, done = make(retention="1h"), memory_queue(clock)
-    if not is_in_memory(queue.path):
-        done = Queue.create(f"{queue.path}-done", clock=clock, durable=False)
+    queue = make(retention="1h")
+    done = beside(queue)
     queue.publish(["a", "b"], batch_id="b")
     ack_all(queue)
     clock.advance("3h")

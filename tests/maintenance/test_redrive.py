@@ -17,7 +17,7 @@ from support.handles import again, lease, on_commit, take
 from support.having import having
 from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
-from support.queues import Make
+from support.queues import Make, beside
 from support.tables import context_of, messages_of, put_back
 
 from spark_mq import Queue
@@ -259,15 +259,6 @@ def test_a_large_value_is_held_no_more_often_while_it_is_redriven(
 
 
 # -- to another queue, and until it is stopped
-
-
-def beside(queue: Queue, **settings: Any) -> Queue:
-    """Another queue in the same store."""
-    context = context_of(queue)
-    if is_in_memory(queue.path):
-        return memory_queue(context.clock, **settings)
-    given = {"clock": context.clock, "storage_options": context.storage_options, **settings}
-    return Queue.create(f"{queue.path}-other", **given)
 
 
 @pytest.mark.on_both_storages

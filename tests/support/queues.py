@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from spark_mq import Queue
+from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.testing import ManualClock, memory_queue
 from support.marks import slow
+from support.tables import context_of
 
 Make = Callable[..., Queue]
 Place = Callable[[], dict[str, Any]]
@@ -74,6 +76,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         store = request.getfixturevalue("remote")
         return lambda: {"path": store.new_path(), "storage_options": store.options}
     return lambda: {"path": str(tmp_path / uuid.uuid4().hex)}
+
+
+def beside(queue: Queue, name: str = "other", **settings: Any) -> Queue:
+    """Another queue in the same storage."""
+    context = context_of(queue)
+    if is_in_memory(queue.path):
+        return memory_queue(context.clock, **settings)
+    given = {"storage_options": context.storage_options, "durable": False, **settings}
+    return Queue.create(f"{queue.path}-{name}", clock=context.clock, **given)
 
 
 @pytest.fixture
