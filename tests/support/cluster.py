@@ -69,7 +69,7 @@ class Cluster:
     A context manager: at its end, and at the end of this process, nothing is left of it.
     """
 
-    def __init__(self, home: Path, *, cores: int = 2, memory: str = "768m") -> None:
+    def __init__(self, home: Path) -> None:
         self._home = home
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
@@ -77,12 +77,7 @@ class Cluster:
         log = home / "master.log"
         master = java_class(
             "org.apache.spark.deploy.master.Master",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            port,
-            "--webui-port",
-            0,
+            *("--host", "127.0.0.1", "--port", port, "--webui-port", 0),
             log=log,
             **env,
         )
@@ -94,7 +89,7 @@ class Cluster:
                     java_class(
                         "org.apache.spark.deploy.worker.Worker", "--host", host, "--port", 0,
                         "--webui-port", 0,
-                        "--cores", cores, "--memory", memory, "--work-dir", home / f"worker{n}",
+                        "--cores", 2, "--memory", "768m", "--work-dir", home / f"worker{n}",
                         self.url,
                         log=home / f"worker{n}.log", **env,
                     )

@@ -31,7 +31,7 @@ LARGE_LEDGER = 1_500
 ODD_GROUP = "a.b-c_d"
 
 
-def make_tables(path: Path, lanes: int = 0) -> Queue:
+def make_tables(path: Path) -> Queue:
     """Make a queue with all tables, checkpoints and cleaned logs, in which all forms of rows are.
 
     It has a large and a small ledger, priorities, times, dead letters, and commits after the
@@ -39,7 +39,7 @@ def make_tables(path: Path, lanes: int = 0) -> Queue:
     """
     clock = ManualClock()
     later = clock() + timedelta(hours=1)
-    queue = Queue.create(path, durable=False, lanes=lanes, clock=clock)
+    queue = Queue.create(path, durable=False, clock=clock)
     queue.publish([str(n) for n in range(2 * LARGE_LEDGER)])
     scattered = queue.group("large").lease("w", max_messages=2 * LARGE_LEDGER)
     scattered.nack([m.sequence for m in scattered.messages[::2]], delay="1h", error="no luck")

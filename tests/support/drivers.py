@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,6 @@ from spark_mq.ledger import acquire
 from spark_mq.ledger.acquire import AcquireRequest, Grant
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.stream_batch import fence_app_id
-from spark_mq.ledger.transitions import expire_leases
 from spark_mq.streaming.multi_source import MultiQueueSource, Plans
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util.clock import MICROSECOND
@@ -175,17 +173,13 @@ def states(queue: Queue) -> list[tuple[str, int, str | None]]:
     ]
 
 
-def grant(group: ConsumerGroup, request: Callable[[int, int], AcquireRequest]) -> Grant:
-    """Commits a lease that a worker could not ask for.
-
-    `request` makes it from the time and the visibility timeout.
-    """
+def lease_as(group: ConsumerGroup, lease_id: str) -> None:
+    """Lease a message under an id that a worker could not have."""
 
     def lease(view: View) -> Change[Grant]:
-        wanted = request(view.now, view.settings.visibility_timeout // MICROSECOND)
-        folded = expire_leases(view.ledger, view.now, view.settings)
-        after, granted = acquire.acquire(folded, view.log, view.now, view.settings, wanted)
-        return Change(after if granted.ranges else None, granted, {"operation": "lease"})
+        timeout = view.settings.visibility_timeout // MICROSECOND
+        request = AcquireRequest(lease_id, "w", 1, view.now + timeout)
+        after, grant = acquire.acquire(view.ledger, view.log, view.now, view.settings, request)
+        return Change(after, grant, {"operation": "lease"})
 
-    found: Grant = group_ledger_of(group).run(Step(lease, reach=None))
-    return found
+    group_ledger_of(group).run(Step(lease, reach=None))

@@ -13,7 +13,7 @@ from spark_mq.ledger.interventions import FreezeDead
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.owner_commands import Seek
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.ledger.settle import REJECT, Extend, Settle, SettleOutcome, SettlePart
+from spark_mq.ledger.settle import Extend, Settle, SettleOutcome, SettlePart
 from spark_mq.ledger.stream_batch import Replay, StreamBatch, fence_app_id
 
 R = TypeVar("R")
@@ -134,20 +134,8 @@ def intervals_of(seqs: list[int] | None) -> list[tuple[int, int]] | None:
     return None if seqs is None else [(seq, seq) for seq in seqs]
 
 
-def freeze_dead(group: Group, transfer_id: str, ranges: int = 10) -> int:
-    return group.run(FreezeDead(transfer_id, ranges, 10**9))
-
-
-def dead_ones() -> Group:
-    group = Group()
-    group.lease("a", 8)
-    for seq in (1, 3, 5):
-        group.settle(REJECT, "a", [seq], error=str(seq))
-    return group
-
-
 def freeze(group: Group) -> None:
-    freeze_dead(group, "routing")
+    group.run(FreezeDead("routing", 10, 10**9))
 
 
 def seek(group: Group, target: int) -> None:

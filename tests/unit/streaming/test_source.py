@@ -15,7 +15,7 @@ from support.drivers import (
     Checkpoint,
     Runner,
     deliveries,
-    grant,
+    lease_as,
     mark,
     remembered,
     sequences,
@@ -27,7 +27,6 @@ from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
-from spark_mq.ledger.acquire import AcquireRequest
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.sink_writes import parse_writes
 from spark_mq.ledger.stream_batch import left_batch_app_id, parse_lease_id
@@ -586,7 +585,7 @@ def test_a_successor_that_started_earlier_acks_only_leases_of_its_own(queue: Que
     own.batch()
     own.batch()
     stranger = f"{own.checkpoint.offsets[-1]['stream']}/1/{'f' * 12}"
-    grant(queue.group("g"), lambda now, time: AcquireRequest(stranger, "w", 1, now + time))
+    lease_as(queue.group("g"), stranger)
     assert not own.offer()
     assert queue.group("g").stats().acked == 2
     assert states(queue) == [(LEASED, 1, stranger)]
