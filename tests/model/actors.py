@@ -596,23 +596,17 @@ class Fickle(Worker):
         if choice == 0:
             self.done(ctx)
             return "lease"
-        verb = self.verbs[choice - 1]
+        verb, _, one = self.verbs[choice - 1].partition(" ")
+        rows = ctx.local["rows"][:1] if one else ()
         ctx.local["moves"] = moves - 1
         if verb == "leave":
             return "lease"
-        if verb == "extend":  # for less than it may have left, which must not shorten it
-            extend(ctx, ctx.local["lease"], 10)
-        elif verb == "extend one":
-            extend(ctx, ctx.local["lease"], 90, ctx.local["rows"][0])
+        if verb == "extend":  # the whole for less than it may have left: that must not shorten it
+            extend(ctx, ctx.local["lease"], 90 if one else 10, *rows)
         elif verb == "snooze":
-            self.settle(ctx, RELEASE, delay=SNOOZE)
-        elif verb == "snooze one":
-            self.settle(ctx, RELEASE, ctx.local["rows"][0], delay=SNOOZE)
-        elif verb == "nack one":
-            self.settle(ctx, NACK, ctx.local["rows"][0])
-        elif verb == "ack one":
-            ctx.effect("sink", ("worker", ctx.local["lease"]), ctx.local["rows"][:1])
-            self.settle(ctx, ACK, ctx.local["rows"][0])
+            self.settle(ctx, RELEASE, *rows, delay=SNOOZE)
         else:
-            self.settle(ctx, verb)
+            if verb == ACK:
+                ctx.effect("sink", ("worker", ctx.local["lease"]), rows)
+            self.settle(ctx, verb, *rows)
         return "work"

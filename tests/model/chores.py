@@ -117,11 +117,15 @@ class Broke(Fickle):
         return "lease"
 
 
-class Pauser(Chore):
-    """Pauses the group and resumes it, once."""
+class OnGroup(Chore):
+    """Begins when the group is there."""
 
     def start(self, proc: Proc, store: Store) -> Proc | None:
-        return proc._replace(pc="work", local=()) if store.book("g") is not None else None
+        return super().start(proc, store) if store.book("g") is not None else None
+
+
+class Pauser(OnGroup):
+    """Pauses the group and resumes it, once."""
 
     def work(self, ctx: Context) -> str:
         ctx.group().pause("maintenance")
@@ -134,15 +138,12 @@ class Pauser(Chore):
         return ENDED
 
 
-class Owner(Chore):
+class Owner(OnGroup):
     """Changes the first message without a lease, once: as it may, and then by force."""
 
     def __init__(self, name: str, who: int, how: str) -> None:
         super().__init__(name, who)
         self.how = how
-
-    def start(self, proc: Proc, store: Store) -> Proc | None:
-        return proc._replace(pc="work", local=()) if store.book("g") is not None else None
 
     def work(self, ctx: Context) -> str:
         try:
