@@ -191,9 +191,16 @@ def test_a_handler_may_return_what_its_own_settles_return(
     assert counts(queue) == {left: 2}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def _reject(_: object) -> None:
+    raise Reject("no customer")
+
+
+async def _nothing() -> None:
+    pass
+
+
+WRONG: dict[str, list[Any]] = {
+    "batch": [
         "text",
         (),
         lambda s: [SettleResult(1), {"sequence": s}],
@@ -208,25 +215,25 @@ def test_a_handler_may_return_what_its_own_settles_return(
         lambda s: [{"sequence": s, "delay": "soon"}],
         lambda s: [{"sequence": s, "outcome": "reject"}, {"sequence": s, "outcome": "ack"}],
     ],
-)
-def test_what_says_nothing_of_messages_ends_the_loop_and_settles_nothing(
-    queue: Queue, wrong: Any
+    "message": [
+        lambda _: _nothing(),  # a coroutine that nobody runs
+        {"sequence": 1, "outcome": "nack"},
+        (n for n in "a"),
+        "nack",
+    ],
+    "batch, as it is for one message": [_reject, lambda _: Snooze("1m"), lambda _: Retry],
+}
+
+
+@pytest.mark.parametrize(("what", "wrong"), [(what, w) for what in WRONG for w in WRONG[what]])
+def test_a_wrong_result_ends_the_loop_and_settles_nothing(
+    queue: Queue, what: str, wrong: Any
 ) -> None:
-    receipt = queue.publish(["a"])
-    with pytest.raises(InvalidHandlerResult):
-        drain(queue, lambda _: wrong(receipt.sequences[0]) if callable(wrong) else wrong)
-    assert counts(queue) == {"leased": 1}
-
-
-def _reject(_: object) -> None:
-    raise Reject("no customer")
-
-
-@pytest.mark.parametrize("handler", [_reject, lambda _: Snooze("1m"), lambda _: Retry])
-def test_a_decision_about_one_message_ends_a_loop_of_leases(queue: Queue, handler: Any) -> None:
-    queue.publish(["a"])
-    with pytest.raises(InvalidHandlerResult, match="use mode='message'"):
-        drain(queue, handler)
+    (sequence,) = queue.publish("a").sequences
+    mode, _, is_decision = what.partition(",")
+    match = "use mode='message'" if is_decision else None
+    with pytest.raises(InvalidHandlerResult, match=match):
+        drain(queue, lambda _: wrong(sequence) if callable(wrong) else wrong, mode=mode)
     assert counts(queue) == {"leased": 1}
 
 

@@ -23,7 +23,7 @@ from support.tables import group_ledger_of, on_commands
 from support.working import counts, drain, events
 
 from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
-from spark_mq.errors import InvalidHandlerResult, InvalidOption
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.keep_alive import KeepAlive
@@ -238,29 +238,6 @@ def test_any_other_result_acks(queue: Queue, result: object) -> None:
     queue.publish("a")
     assert drain(queue, lambda _: result).settled == 1
     assert counts(queue) == {"acked": 1}
-
-
-async def _nothing() -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    "handler",
-    [
-        lambda _: _nothing(),
-        lambda _: {"sequence": 1, "outcome": "nack"},
-        lambda _: (n for n in "a"),
-        lambda _: "nack",
-    ],
-    ids=["a coroutine that nobody runs", "a lease's verdict", "a generator", "an outcome"],
-)
-def test_what_would_ack_by_mistake_ends_the_loop_and_settles_nothing(
-    queue: Queue, handler: Handler
-) -> None:
-    queue.publish("a")
-    with pytest.raises(InvalidHandlerResult):
-        drain(queue, handler)
-    assert counts(queue) == {"leased": 1}
 
 
 # -- coroutines
