@@ -412,10 +412,18 @@ def _plod(path: str, name: str, times: int, stop: Any, ready: Any = None) -> flo
     return time.monotonic() - started
 
 
-@pytest.fixture(scope="module")
-def workers() -> Any:
-    """Four processes that have spark_mq imported. Spawned: delta-rs panics in a fork."""
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+def _without_locks() -> None:
+    local_turn.fcntl = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def workers(request: pytest.FixtureRequest) -> Any:
+    """Four processes that have spark_mq imported. Spawned: delta-rs panics in a fork.
+
+    With the parameter True, each is on a machine of its own as far as locks on files go.
+    """
+    begin = _without_locks if getattr(request, "param", False) else None
+    with multiprocessing.get_context("spawn").Pool(4, begin) as pool:
         yield pool
 
 
@@ -432,59 +440,36 @@ def test_four_processes_lose_no_update(queue: Queue, workers: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_worker_is_not_starved_by_fast_ones_of_another_group(
-    queue: Queue, workers: Any
+@pytest.mark.parametrize(
+    ("workers", "group", "steps", "seconds"),
+    [
+        # So many steps that a busy machine leaves the others time for some commits.
+        pytest.param(False, "fast", 25, 40, id="another group"),
+        pytest.param(False, "slow", 20, 60, id="its own group"),
+        pytest.param(True, "slow", 8, 120, id="its own group, on several machines"),
+    ],
+    indirect=["workers"],
+)
+def test_a_slow_worker_is_not_starved_by_fast_ones(
+    queue: Queue, workers: Any, group: str, steps: int, seconds: float
 ) -> None:
-    steps = 25  # so many that a busy machine leaves the others time
-    queue.publish(["a", "b", "c"])
-    queue.group("fast").ensure()
-    with multiprocessing.get_context("spawn").Manager() as manager:
-        stop, ready = manager.Event(), manager.Barrier(4)
-        fast = [workers.apply_async(_hammer, (queue.path, "fast", stop, ready)) for _ in range(3)]
-        took = workers.apply_async(_plod, (queue.path, "slow", steps, stop, ready)).get(timeout=90)
-        hammered = sum(result.get(timeout=60) for result in fast)
-    slow = ledgers_of(queue).read("slow").ledger
-    assert slow.head.counters == {"steps": steps}
-    assert operations(queue, "slow").count("step") == steps
-    # Measured: 3 s of it is its own work. It must not wait for a pause in theirs.
-    assert took < 40, f"{took:.1f} s beside {hammered} commits of the other group"
-    assert hammered > 30
-
-
-def _without_locks() -> None:
-    local_turn.fcntl = None  # type: ignore[assignment]
-
-
-@pytest.fixture
-def machines() -> Any:
-    """As the workers; each is on a machine of its own, as far as locks on files go."""
-    with multiprocessing.get_context("spawn").Pool(4, _without_locks) as pool:
-        yield pool
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("apart", [False, True], ids=["one machine", "several machines"])
-def test_a_slow_worker_is_not_starved_by_fast_ones_of_its_own_group(
-    queue: Queue, request: pytest.FixtureRequest, apart: bool
-) -> None:
-    """Without locks it waited until its patience was over: each of its commits lost to
-    one that took a tenth of its time.
+    """Without locks it waited until its patience was over: each of its commits lost to one that
+    took a tenth of its time. Beside another group it must not wait for a pause in theirs.
     """
-    pool = request.getfixturevalue("machines" if apart else "workers")
-    steps = 8 if apart else 20  # so many that a busy machine leaves the others time for five
     queue.publish([str(n) for n in range(100)])
-    queue.group("g").ensure()
+    queue.group(group).ensure()
     with multiprocessing.get_context("spawn").Manager() as manager:
         stop, ready = manager.Event(), manager.Barrier(4)
-        fast = [pool.apply_async(_hammer, (queue.path, "g", stop, ready)) for _ in range(3)]
+        fast = [workers.apply_async(_hammer, (queue.path, group, stop, ready)) for _ in range(3)]
         try:
-            took = pool.apply_async(_plod, (queue.path, "g", steps, stop, ready)).get(timeout=150)
+            plodding = workers.apply_async(_plod, (queue.path, "slow", steps, stop, ready))
+            took = plodding.get(timeout=150)
         finally:
             stop.set()
         hammered = [result.get(timeout=60) for result in fast]
-    ledger = ledgers_of(queue).read("g").ledger
-    assert ledger.head.counters["steps"] == steps
+    assert ledgers_of(queue).read("slow").ledger.head.counters["steps"] == steps
     assert min(hammered) > 4, hammered  # nor the fast ones by each other
-    # A starved one ends with ContentionTimeout. Measured apart, with four busy processes on two
-    # cores: 6 to 28 s. Without the pauses of the others it starves.
-    assert took < (120 if apart else 60), f"{took:.1f} s beside {hammered} commits of the others"
+    assert sum(hammered) > 30 or group == "slow", hammered
+    # A starved one ends with ContentionTimeout. Measured: 3 s beside another group, and apart 6 to
+    # 28 s, with four busy processes on two cores.
+    assert took < seconds, f"{took:.1f} s beside {hammered} commits of the others"
