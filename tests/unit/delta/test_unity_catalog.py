@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -22,9 +23,8 @@ FILES = "uc://main.app.files/queues/orders"
 
 @pytest.fixture
 def catalog() -> Iterator[CatalogStandIn]:
-    running = CatalogStandIn()
-    yield running
-    running.close()
+    with closing(CatalogStandIn()) as running:
+        yield running
 
 
 class Clock:
@@ -74,12 +74,7 @@ def test_a_catalog_must_be_named(catalog: CatalogStandIn) -> None:
         ({"databricks_workspace_url": "https://w/api/2.1/unity-catalog"}, {}, "https://w", None),
         ({"databricks_host": "https://w.example/?o=12"}, {}, "https://w.example", None),
         ({"databricks_host": "http://localhost:8080"}, {}, "http://localhost:8080", None),
-        (
-            {"databricks_host": "http://uc:8080", "unity_allow_http_url": "true"},
-            {},
-            "http://uc:8080",
-            None,
-        ),
+        ({"databricks_host": "http://uc", "unity_allow_http_url": "true"}, {}, "http://uc", None),
     ],
 )
 def test_the_options_of_delta_rs_name_the_catalog(
@@ -215,21 +210,16 @@ def test_an_answer_that_is_no_catalogs_is_named(catalog: CatalogStandIn, body: b
 
 
 def test_the_token_follows_no_redirect(catalog: CatalogStandIn) -> None:
-    other = CatalogStandIn()
-    try:
+    with closing(CatalogStandIn()) as other:
         catalog.answers["/volumes/main.app.files"] = 302, f"{other.url}/stolen".encode()
         with pytest.raises(StorageError, match="answered 302"):
             Queue.open(FILES, storage_options=catalog.options)
         assert other.asked == []
-    finally:
-        other.close()
 
 
 def test_credentials_of_an_unknown_kind_are_named(catalog: CatalogStandIn) -> None:
-    catalog.answers["/temporary-volume-credentials"] = (
-        200,
-        {"gcp_oauth_token": {"oauth_token": "x"}},
-    )
+    answer = {"gcp_oauth_token": {"oauth_token": "x"}}
+    catalog.answers["/temporary-volume-credentials"] = 200, answer
     with pytest.raises(StorageError, match="gave gcp_oauth_token"):
         Queue.open(FILES, storage_options=catalog.options)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.testing import memory_queue
 from spark_mq.util.clock import SECOND, to_datetime, to_micros
 from spark_mq.util.setting_fields import parse_number, parse_settings, settings_of
 from spark_mq.util.show import show_duration
@@ -75,16 +75,17 @@ def test_a_function_is_refused_although_a_default_of_it_cannot_be_shown():
 DURATIONS = {
     5: ["5us"],
     SECOND // 4: [0.25, "250ms", "250 milliseconds"],
-    SECOND: ["1 second"],
+    SECOND: ["1 second", "1 sec"],
+    10 * SECOND: ["10 secs", "10 SECONDS", "10"],
     30 * SECOND: [30, "30", "30s", " 30 S "],
     SECOND * 3 // 2: [
         *(np.float64(1.5), np.float32(1.5), pa.scalar(1.5), pa.scalar(timedelta(seconds=1.5))),
         *(np.timedelta64(1500, "ms"), np.timedelta64(1_500_000_000, "ns")),
     ],
     90 * SECOND: ["1.5m", "1m30s"],
-    120 * SECOND: ["2 minutes"],
+    120 * SECOND: ["2 minutes", "2 min", "2 mins", "2 minute"],
     300 * SECOND + 1: [timedelta(minutes=5, microseconds=1)],
-    2 * HOUR: ["2h"],
+    2 * HOUR: ["2h", "2 hr", "2 hrs", "2 hour", "2 hours"],
     24 * HOUR: ["1 Day"],
     51 * HOUR: ["2d 3h"],
     168 * HOUR: ["7d"],
@@ -270,30 +271,6 @@ def test_errors_are_of_their_builtin_kind_too():
     with pytest.raises(ValueError, match="not a valid name"):
         validate_name("group", "")
     assert issubclass(InvalidOption, SparkMQError)
-
-
-@pytest.mark.parametrize(
-    ("texts", "seconds"),
-    [
-        (("10s", "10 sec", "10 secs", "10 second", "10 SECONDS", "10"), 10),
-        (("5m", "5 min", "5 mins", "5 minute", "5 minutes"), 300),
-        (("2h", "2 hr", "2 hrs", "2 hour", "2 hours"), 7_200),
-    ],
-)
-def test_a_duration_has_one_rule_in_options_times_and_settings(
-    texts: tuple[str, ...], seconds: int
-) -> None:
-    for text in texts:
-        assert validate_duration("delay", text) == seconds * 1_000_000
-        clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
-        queue = memory_queue(clock)
-        queue.publish("a", deliver_at=text)
-        clock.advance(seconds - 1)
-        assert queue.group().lease("w") is None
-        clock.advance(1)
-        assert queue.group().lease("w") is not None
-        changed = GroupSettings().changed(retry_delay=text, max_retry_delay="3h")
-        assert changed.retry_delay == timedelta(seconds=seconds)
 
 
 # -- a duration that would end messages without a call, or lose them, has a least value
