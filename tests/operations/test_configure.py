@@ -10,8 +10,7 @@ from support.handles import again, lease, trim
 from support.queues import Make
 from support.tables import messages_of
 
-from spark_mq import Message, Queue
-from spark_mq.errors import InvalidOption
+from spark_mq import Queue
 from spark_mq.testing import ManualClock
 
 DAY = timedelta(days=1)
@@ -63,15 +62,6 @@ def test_a_longer_retention_keeps_what_another_handle_would_trim(
     assert trim(other) == 0
     queue.configure(retention=0)
     assert trim(other) == 1
-
-
-def test_a_dedup_window_can_be_added(make: Make) -> None:
-    queue = make()
-    with pytest.raises(InvalidOption, match=r"queue\.configure"):
-        queue.publish(Message("a", dedup_id="1"))
-    queue.configure(dedup_window="1h")
-    assert queue.publish(Message("a", dedup_id="1")).published == 1
-    assert again(queue).publish(Message("a", dedup_id="1")).published == 0
 
 
 def test_an_unchanged_setting_makes_no_commit(make: Make) -> None:
