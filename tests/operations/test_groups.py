@@ -109,7 +109,7 @@ def test_without_create_a_handle_creates_no_group(queue: Queue) -> None:
         queue.group("billing", create=False)
     queue.group("billing").ensure()
     group = queue.group("billing", create=False)
-    queue.publish("a")
+    queue.publish(["a", "b"])
     assert group.lease("w") is not None
     assert group.ensure().stats().leased == 1
     queue.drop_group("billing")
