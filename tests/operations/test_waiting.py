@@ -127,7 +127,8 @@ def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
 def test_a_waiter_that_loses_a_race_waits_on(queue: Queue, waiter_on: Starts) -> None:
     waiters = [waiter_on(queue), waiter_on(again(queue))]
     queue.publish("a")
-    _, (loser,) = wait(waiters, 1, FIRST_COMPLETED)
+    _, (loser,) = wait(waiters, 30, FIRST_COMPLETED)
+    assert not wait([loser], 0.5).done
     queue.publish("b")
     assert values(loser) == [b"b"]
 
