@@ -321,12 +321,9 @@ def completed(how: str, words: dict[str, str]) -> str:
 
 @pytest.mark.slow
 def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
-    text = f"spark-mq replay --queue {queue.path} --group "
-    done = completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": "5"})
-    assert done.split() == ["audit", "billing"]
-    text = f"spark-mq peek --queue {queue.path} --group billing --state d"
-    done = completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": "7"})
-    assert done.split() == ["delayed", "dead"]
+    here = f"--queue {queue.path} --group"
+    assert completion_of(f"spark-mq replay {here} ") == ["audit", "billing"]
+    assert completion_of(f"spark-mq peek {here} billing --state d") == ["delayed", "dead"]
 
 
 def completion_of(text: str) -> list[str]:
