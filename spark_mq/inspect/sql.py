@@ -18,7 +18,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.parquet.reader import MessageReader, cut_rows, repeat_values, sequences_of
 from spark_mq.parquet.schema import FILE_SCHEMA, INSTANT
-from spark_mq.util.sql import TEXT_AND_BYTES, connect, interrupted_by, problem_of
+from spark_mq.util.sql import TEXT_AND_BYTES, connect, problem_of, run_query
 from spark_mq.util.validation import invalid
 
 VIEWS: Final = ("messages", "ranges", "letters", "history")
@@ -57,8 +57,7 @@ def query(context: QueueContext, sql: str) -> pa.Table:
     except (duckdb.Error, TypeError) as error:
         raise _refusal(sql, str(error).partition("\n")[0].rstrip(".!")) from None
     try:
-        with interrupted_by(None, connection):
-            return connection.sql(sql).to_arrow_table()
+        return run_query(lambda: connection.sql(sql).to_arrow_table(), connection)
     except duckdb.Error as error:
         if failed:  # a read of messages did, and DuckDB has only its text
             raise failed[0] from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -54,29 +55,25 @@ def _shapes(texts: Any) -> pa.Array:
     return error_shapes(texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts)
 
 
-@contextmanager
-def interrupted_by(stop: threading.Event | None, connection: DuckDBPyConnection) -> Iterator[None]:
-    """Interrupt the running query once `stop` is set, and let Ctrl-C be a KeyboardInterrupt."""
-    done = threading.Event()
+def run_query(
+    query: Callable[[], Any], connection: DuckDBPyConnection, stop: threading.Event | None = None
+) -> Any:
+    """Run a query in a thread, and interrupt it by Ctrl-C or once `stop` is set.
 
-    def watch(stop: threading.Event) -> None:
-        while not done.wait(_INTERRUPT_SECONDS):
-            if stop.is_set():
+    In the calling thread, Ctrl-C would wait for the query: nothing interrupts it, and its
+    connection ends only after it.
+    """
+    with ThreadPoolExecutor(1, "spark_mq sql") as pool:
+        result = pool.submit(query)
+        try:
+            while not wait([result], _INTERRUPT_SECONDS).done:
+                if stop is not None and stop.is_set():
+                    connection.interrupt()
+        except BaseException:
+            while not wait([result], _INTERRUPT_SECONDS).done:
                 connection.interrupt()
-
-    if stop is not None:
-        watcher = threading.Thread(target=watch, args=(stop,), name="spark_mq sql", daemon=True)
-        watcher.start()
-    try:
-        yield
-    except RuntimeError as error:  # DuckDB wraps what Ctrl-C raises
-        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        done.set()
-        if stop is not None:
-            watcher.join()
+            raise
+        return result.result()
 
 
 class FailsForMessage(Exception):
@@ -133,9 +130,9 @@ class Expression:
     def values(self, rows: pa.Table, *, lenient: bool = False) -> pa.Array:
         """Return a value for each row. Raise FailsForMessage, or leave a null if `lenient`."""
         try:
-            with interrupted_by(self._stop, self._connection):
-                sql = f"TRY({self._sql}\n)" if lenient else self._sql
-                column = self._relation(rows, sql).to_arrow_table().column(0).combine_chunks()
+            sql = f"TRY({self._sql}\n)" if lenient else self._sql
+            query = partial(self._column, rows, sql)
+            column = run_query(query, self._connection, self._stop)
         except self._error as error:
             if self.stopped:
                 return pa.nulls(rows.num_rows)
@@ -143,6 +140,9 @@ class Expression:
         if len(column) != rows.num_rows:
             raise self.refusal("it gives several values for a message")
         return column
+
+    def _column(self, rows: pa.Table, sql: str) -> pa.Array:
+        return self._relation(rows, sql).to_arrow_table().column(0).combine_chunks()
 
     def _relation(self, rows: pa.Table, sql: str) -> Any:
         from duckdb import SQLExpression
