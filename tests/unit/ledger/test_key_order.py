@@ -165,28 +165,19 @@ def test_a_turn_of_fresh_messages_ends_before_a_lower_priority() -> None:
     assert rows_of(group, "b") == [(2, 0)]
 
 
-def test_an_extension_revives_nothing_behind_an_expired_message() -> None:
-    group = ordered(file_of(1, (0, 0, 2), (0, 1, 1)))
-    group.lease("a", 10)
-    group.expire()
-    outcome = group.extend("a", seqs=[sequence(1, 1), sequence(1, 2)])
-    assert outcome.ranges == [(sequence(1, 2), sequence(1, 2))]
-    assert [(first, last) for first, last, _ in outcome.lost] == [(sequence(1, 1), sequence(1, 1))]
-    assert rows_of(group, "a") == [(1, 2)]
-
-
-def test_an_extension_keeps_the_count_of_what_it_does_not_revive() -> None:
+def test_an_extension_revives_nothing_behind_an_expired_message_and_keeps_its_count() -> None:
     """The expiry has counted the delivery of a message, and nothing takes that back."""
     group = ordered(file_of(1, (0, 0, 2), (0, 1, 1)))
     group.lease("a", 10)
     group.expire()
-    before = {r.first: (r.delivery_count, r.failure_count) for r in group.ledger}
-    assert group.extend("a", seqs=[sequence(1, 1), sequence(1, 2)]).settled == 1
-    waiting = [r for r in group.ledger if r.state == "available"]
-    assert [(r.first, r.last) for r in waiting] == [(sequence(1, 0), sequence(1, 1))]
-    assert [(r.delivery_count, r.failure_count, r.lease_id) for r in waiting] == [
-        (*before[sequence(1, 0)], "a")
-    ]
+    before = group.ledger.range_at(0)
+    second, third = sequence(1, 1), sequence(1, 2)
+    outcome = group.extend("a", seqs=[second, third])
+    assert outcome.ranges == [(third, third)]
+    assert [(first, last) for first, last, _ in outcome.lost] == [(second, second)]
+    assert rows_of(group, "a") == [(1, 2)]
+    (waiting,) = [r for r in group.ledger if r.state == "available"]
+    assert waiting == before._replace(last=second, message_count=2)
 
 
 def test_an_extension_still_returns_what_it_did_not_revive_uncounted() -> None:

@@ -13,10 +13,11 @@ from support.ledger_group import SECOND, Group, limits
 from support.rule_variants import Variant, gets, returns, rule_variant, then
 
 from spark_mq import GroupSettings
-from spark_mq.ledger.budget import SHARE
 from spark_mq.util.setting_fields import Rate
 
 SIZE = 10  # bytes of each message
+SHARE = 4
+"""A lease waits until a quarter of a burst is there."""
 
 
 def make(messages: int = 100_000, **rates: Any) -> Group:
