@@ -93,7 +93,7 @@ def python() -> Iterator[Target]:
 
 def workers() -> Iterator[Target]:
     single = of("group.work, 8 threads, 200 messages, leases of one: commits")
-    yield Target("commits of 8 threads for 200 messages, leases of one", 100, "", single, most=True)
+    yield Target("commits of 8 threads for 200 messages, leases of one", 120, "", single, most=True)
     for count, goal in ((2, 1.0), (4, 1.0), (8, 1.2)):
         many, one = f"{count} workers on 1 group", "1 worker on 1 group"
         rate = ratio(f"{many}: operations/s", f"{one}: operations/s")
