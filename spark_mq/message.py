@@ -498,7 +498,7 @@ def _from_columns(columns: Sequence[Sequence[Any]]) -> list[ReceivedMessage]:
     """Return messages by the columns of their first fields.
 
     The constructor of a frozen class sets each field in Python, which takes more than twice as
-    long, and most of the time of a lease of small messages.
+    long: a third of the time of a lease, read and ack of small messages.
     """
     messages = list(map(object.__new__, repeat(ReceivedMessage, len(columns[0]))))
     for position, slot in enumerate(fields(ReceivedMessage)):

@@ -142,7 +142,8 @@ def _pause(
     poll: float,
 ) -> bool:
     """Wait until it is time for the next try. Return False if the time for tries is up first."""
-    due_at = ledger.now() + (due := _seconds_until_due(ledger)) * SECOND
+    due = _seconds_until_due(ledger)
+    due_at = ledger.now() + due * SECOND
     is_blocked = bool(grant.blocked_because) and due <= 0  # it is due, and the group grants nothing
     due = poll if is_blocked else due
     while not pauses.wait(min(left, due)):
@@ -180,6 +181,10 @@ class News:
         self._known = self._messages.known().version, self._ledgers.known_version()
         self._notified = self._count()
 
+    def has_new_messages(self) -> bool:
+        """Return whether another process has published since, by one look at messages/."""
+        return self._messages.files.exists(log_path(self._known[0] + 1))
+
     def came(self) -> bool:
         """Return whether this process has changed one of the tables, or heard of a change."""
         return self._notified != self._count()
@@ -208,16 +213,15 @@ class _Pauses:
     # the looks for news, a wait on a disk looks for new messages alone, which is one call of stat.
 
     def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
-        self._messages, self._poll, self._changed = ledger.messages, poll, changed
+        self._poll, self._changed = poll, changed
         self._news, self._ledgers = News(ledger), ledger.ledgers
-        is_local = self._messages.files.is_local
+        is_local = ledger.messages.files.is_local
         self._pause = min(poll, FIRST_PAUSE if is_local else FIRST_STORE_PAUSE)
         self._glance = max(SHORTEST_LOOK, poll / LOOKS_A_PAUSE) if is_local else float("inf")
 
     def begin_try(self) -> None:
         self._changed.clear()
         self._news.note()
-        self._next = log_path(self._messages.known().version + 1)
         self._tried_at = self._ledgers.log.clock.now()
 
     def since_try(self) -> float:
@@ -244,7 +248,7 @@ class _Pauses:
             if self._changed.wait(self._glance):
                 return False
             try:
-                if self._messages.files.exists(self._next):
+                if self._news.has_new_messages():
                     return True
             except OSError:  # the next try says what is wrong
                 return True

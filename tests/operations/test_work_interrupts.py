@@ -117,13 +117,17 @@ def test_ctrl_c_ends_an_idle_worker(queue: Queue, mode: str) -> None:
         queue.group().work(lambda _: None, mode=mode, stop=Looked())
 
 
+def interrupt_twice(watched: ThreadWatch) -> None:
+    signal.raise_signal(signal.SIGINT)
+    assert (watched.interrupted, watched.hurried) == (True, False)
+    signal.raise_signal(signal.SIGINT)
+    assert watched.hurried
+
+
 def test_a_third_ctrl_c_interrupts_what_runs() -> None:
     watched = watch()
     with watched.signals():
-        signal.raise_signal(signal.SIGINT)
-        assert (watched.interrupted, watched.hurried) == (True, False)
-        signal.raise_signal(signal.SIGINT)
-        assert watched.hurried
+        interrupt_twice(watched)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -156,10 +160,7 @@ def test_a_programs_own_handler_may_interrupt_at_any_line() -> None:
     signal.signal(signal.SIGINT, own)
     watched = watch()
     with watched.signals():
-        signal.raise_signal(signal.SIGINT)
-        assert (watched.interrupted, watched.hurried) == (True, False)
-        signal.raise_signal(signal.SIGINT)
-        assert watched.hurried
+        interrupt_twice(watched)
     assert len(calls) == 2
     assert signal.getsignal(signal.SIGINT) is own
 

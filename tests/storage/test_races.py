@@ -217,7 +217,7 @@ def test_a_commit_is_refused_if_another_one_changed_what_it_read(
     with pytest.raises(errors.CommitConflict):
         put(one, *seen, revision=1, **options)
     assert revisions(one) == revisions(two) == before
-    assert data_files(queue) == files, "that of the refused commit is deleted"
+    assert data_files(queue) == files, "the refused commit left no file behind"
     marks = dict(options.get("txns", ()))
     assert one.txn_number(one.read("g"), "stream") == marks.get("stream")
     assert one.txn_number(one.read("g"), "other stream") is None

@@ -1,4 +1,4 @@
-"""Visitors of the page: one who has been there before, and one who follows every link."""
+"""Visit the page with the cookie of an earlier visit, or by following every link."""
 
 from __future__ import annotations
 
