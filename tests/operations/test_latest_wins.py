@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
@@ -12,13 +12,12 @@ import pytest
 from support.handles import again, lease, notes, on_commit, take
 from support.having import having
 from support.limits import Limits
+from support.queues import Make
 from support.tables import as_in_a_store, context_of, messages_of
 
 from spark_mq import Message, PublishReceipt, Queue
 from spark_mq.errors import InvalidOption, SparkMQError
 from spark_mq.testing import ManualClock, memory_queue
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

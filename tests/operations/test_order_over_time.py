@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.handles import again, lease, take, take_all, trim
+from support.queues import Make
 
 from spark_mq import Message, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 LANES = 8
 """Enough for "a" and "b" to have lanes of their own."""

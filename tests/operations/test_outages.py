@@ -23,6 +23,7 @@ from support.handles import again, lease, leased, route, until
 from support.limits import Limits
 from support.marks import slow
 from support.outage import READS, WRITES, Outage
+from support.queues import Make
 from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue, errors
@@ -33,7 +34,6 @@ from spark_mq.ledger.settle import Settle
 from spark_mq.operations import payloads
 from spark_mq.testing import ManualClock, memory_queue
 
-Make = Callable[..., Queue]
 OF_EITHER_HANDLE = pytest.mark.parametrize(
     "handle", [again, lambda queue: queue], ids=["a new one", "the same"]
 )

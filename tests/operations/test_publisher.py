@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 from support.handles import again, die, lease, on_commit, once, side_by_side, until
+from support.queues import Make
 from support.tables import messages_of, on_publish
 
 from spark_mq import Message, PendingMessage, Queue, errors
 from spark_mq.errors import ProducerFenced, PublisherClosed, PublishFailed
 from spark_mq.testing import ManualClock
 
-Make = Callable[..., Queue]
 NEVER: dict[str, Any] = {"max_messages": 1000, "max_bytes": "1g", "linger": "1d"}
 """Nothing but a flush commits."""
 

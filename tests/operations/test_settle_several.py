@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from support.handles import again, lease, leased
+from support.queues import Make
 from support.tables import ledgers_of
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import LeaseLost
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 @pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release"])

@@ -16,13 +16,12 @@ from support.byte_store import ByteStore
 from support.having import having
 from support.limits import Limits
 from support.outage import WRITES
+from support.queues import Make
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, Reject, ReplayReport, Retry, Snooze
 from spark_mq.errors import InvalidHandlerResult
 from spark_mq.integrations.formats import Json
 from spark_mq.testing import ManualClock, memory_queue
-
-Make = Callable[..., Queue]
 
 
 def settle_as(queue: Queue, *values: str) -> None:

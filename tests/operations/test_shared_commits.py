@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.handles import Injected, again, lease, leased, once, until
 from support.limits import Limits
+from support.queues import Make
 from support.steps import Step
 from support.tables import (
     as_in_a_store,
@@ -44,7 +45,6 @@ from spark_mq.util.fair_lock import Hold
 
 pytestmark = pytest.mark.on_both_storages
 
-Make = Callable[..., Queue]
 Submit = Callable[..., Future[Any]]
 
 

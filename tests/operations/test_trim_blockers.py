@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from support.handles import again, take, take_all, trim
+from support.queues import Make
 
-from spark_mq import Queue
 from spark_mq.errors import DataLossError
 from spark_mq.maintenance.retention import counting_groups
 from spark_mq.testing import ManualClock, memory_queue
-
-Make = Callable[..., Queue]
-
 
 # -- who blocks
 

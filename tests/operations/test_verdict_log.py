@@ -5,18 +5,16 @@ lease.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.queues import Make
 
 from spark_mq import Lease, Queue, ReceivedMessage, Reject
 from spark_mq.ledger.settle import ACK, NACK, SettleOutcome, SettlePart
 from spark_mq.operations.work_report import VerdictLog
 from spark_mq.testing import ManualClock
 from spark_mq.util.progress import Progress, listening
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture(autouse=True)

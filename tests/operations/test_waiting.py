@@ -15,6 +15,7 @@ import pytest
 from support.byte_store import ByteStore
 from support.handles import again, lease, leased, until
 from support.limits import Limits
+from support.queues import Make
 from support.tables import context_of, group_ledger_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue
@@ -23,7 +24,6 @@ from spark_mq.ledger.owner_commands import Expire, Seek
 from spark_mq.operations import acquire as waiting
 from spark_mq.testing import ManualClock, next_due
 
-Make = Callable[..., Queue]
 LONG = "1h"
 """Of a poll that no test waits for."""
 

@@ -5,7 +5,6 @@ notices.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from support.handles import (
     on_commit,
 )
 from support.limits import Limits
+from support.queues import Make
 from support.tables import add_values, checkpoint, messages_of
 
 from spark_mq import Message, Queue, errors
@@ -32,7 +32,6 @@ from spark_mq.delta.cleanup import Keep
 from spark_mq.storage import archive_table
 from spark_mq.testing import ManualClock
 
-Make = Callable[..., Queue]
 ALL = Keep(0, 0)
 """Nothing of the past stays."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import doctest
 import io
 import pickle
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,14 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from support.handles import again, once
 from support.handles import lease as take
+from support.queues import Make
 from support.tables import add_file, context_of, messages_of, on_write
 
 from spark_mq import Lease, Message, Queue, SettleResult, errors, testing
 from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import to_datetime
-
-Make = Callable[..., Queue]
 
 
 def values(lease: Lease) -> list[bytes]:

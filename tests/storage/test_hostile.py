@@ -5,7 +5,6 @@ refused at the door.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.handles import again, lease
+from support.queues import Make
 from support.tables import add_file, group_ledger_of, messages_of
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 TEXTS = {
     "quotes": "it's \"quoted\" `so` \\ and \\' so",

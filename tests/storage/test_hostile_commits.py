@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.arrow_memory import at_most
 from support.handles import again, lease
+from support.queues import Make
 from support.tables import checkpoint, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
@@ -21,8 +22,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import listed_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 def messages_folder(queue: Queue) -> Path:

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.arrow_memory import at_most
 from support.handles import again, index_commits
+from support.queues import Make
 from support.tables import group_ledger_of, messages_of
 from support.thrift import I64, Struct, decode, encode
 
-from spark_mq import Queue, errors
+from spark_mq import errors
 from spark_mq.delta.actions import AddFile
 from spark_mq.delta.log import Change
 from spark_mq.delta.object_store import ObjectStore
@@ -27,7 +28,6 @@ from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.parquet.reader import MessageReader
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, encode_ledger
 
-Make = Callable[..., Queue]
 MB = 2**20
 CLAIM = 2**31 - 1
 SMALL = pa.table({"value": pa.array([b"x" * 100, b"y" * 50], pa.binary())})

@@ -25,14 +25,13 @@ from deltalake.schema import PrimitiveType
 from support.handles import again, housekeep, index_commits, lease
 from support.limits import Limits
 from support.marks import slow_but
+from support.queues import Make
 from support.tables import add_file, checkpoint, ledgers_of, messages_of
 from support.thrift import decode
 
 from spark_mq import GroupStats, Lease, Queue, errors
 from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

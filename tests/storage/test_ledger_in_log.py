@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.handles import again, history, lease
 from support.limits import Limits
+from support.queues import Make
 from support.readers import reads_beside_a_writer
 from support.tables import ledgers_of
 
@@ -34,8 +35,6 @@ from spark_mq.storage.ledger_files import (
     read_ledger,
     rows_in_tag,
 )
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,14 +12,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from support.handles import again, lease, on_commit
+from support.queues import Make
 from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
 from spark_mq.parquet.schema import INSTANT
 from spark_mq.testing import ManualClock
-
-Make = Callable[..., Queue]
 
 
 def duplicate(queue: Queue, number: int, producer: str = "p") -> DuplicatePublish:

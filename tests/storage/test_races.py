@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
 from support.handles import Injected, again, housekeep, lease, notes, on_commit
 from support.limits import Limits
+from support.queues import Make
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of
 
@@ -32,8 +33,6 @@ from spark_mq.storage.commit_turn import note_of_groups, notes_by_group
 from spark_mq.storage.history_table import history_rows
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture

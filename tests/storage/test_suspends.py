@@ -6,19 +6,17 @@ The queue lies on a local disk here, and the handle that sleeps takes it for an 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.clocks import PAUSES, MachineClocks
 from support.handles import again, housekeep, index_commits, lease, on_commit
 from support.limits import Limits
+from support.queues import Make
 from support.tables import as_in_a_store, checkpoint, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER
-
-Make = Callable[..., Queue]
 
 
 @pytest.fixture
