@@ -16,6 +16,7 @@ from spark_mq.operations.context import QueueContext
 from spark_mq.operations.history import read_history
 from spark_mq.storage.history_table import FAILURES
 from spark_mq.util.clock import SECOND, Duration, to_datetime
+from spark_mq.util.columns import sort_rows
 from spark_mq.util.records import Record
 from spark_mq.util.validation import (
     RESERVED_PREFIX,
@@ -277,7 +278,7 @@ def _changes(
     step = pc.equal(rows["operation"], "freeze redrive")  # of a redrive, which follows
     rows = rows.filter(pc.invert(pc.fill_null(step, False)))
     sums: pa.Table = rows.group_by(_KEYS, use_threads=False).aggregate([("message_count", "sum")])
-    for row in sums.to_pylist():
+    for row in sort_rows(sums, "version").to_pylist():  # group_by keeps no order
         name = row["consumer_group"]
         yield ChangeRecord(
             row["committed_at"],

@@ -120,13 +120,17 @@ class Ids(World):
             Message("x", key=self.random.choice(KEYS), dedup_id=one, deliver_at=delay)
             for one in ids
         ]
-        newest = {one: seq for seq, one in sorted(self.ids.items()) if one is not None}
-        held = {one: self.holds(seq) for one, seq in newest.items()}
+        holders = {one: self.holders(one) for one in choices}
         receipt = self.publish(messages, self.random.randrange(2))
         places = [receipt.sequence_of(at) for at in range(len(ids))]
         self.ids |= {seq: one for seq, one in zip(places, ids, strict=True) if seq is not None}
         judge = self.judge_replaced if self.replaces else self.judge_held
-        judge(ids, receipt, newest, held)
+        judge(ids, receipt, holders)
+
+    def holders(self, dedup_id: str | None) -> list[int]:
+        """Return the messages that hold an id. One replaces only the newest message with its id."""
+        seqs = [seq for seq, one in sorted(self.ids.items()) if one and one == dedup_id]
+        return [seq for seq in (seqs[-1:] if self.replaces else seqs) if self.holds(seq)]
 
     def holds(self, seq: int) -> bool:
         seen = self.each_group(seq)
@@ -139,30 +143,26 @@ class Ids(World):
         return self.until == "leased" and any(m.was_leased for m in self.each_group(seq))
 
     def judge_held(
-        self, ids: Sequence[Any], receipt: PublishReceipt, newest: dict[str, int],
-        held: dict[str, bool],
-    ) -> None:  # fmt: skip
+        self, ids: Sequence[Any], receipt: PublishReceipt, holders: Mapping[str | None, list[int]]
+    ) -> None:
         for at, one in enumerate(ids):
-            place, met = receipt.sequence_of(at), newest.get(one)
-            if (place is None) != held.get(one, False):
-                assert met is not None, f"{one!r} is {place}, and nobody holds it"
-                forgotten = held[one] and self.may_be_forgotten(met)
-                assert forgotten, f"{one!r} is {place}, and {met} holds it: {held[one]}"
+            place, held_by = receipt.sequence_of(at), holders[one]
             if place is None:
-                other = receipt.duplicate_of[at]
-                older = self.ids[other] == one and self.holds(other)
-                holds_too = older and self.may_be_forgotten(other)
-                assert other == met or holds_too, f"{one!r} met {other}, not {met}"
+                met = receipt.duplicate_of[at]
+                assert met in held_by, f"{one!r} met {met}, and {held_by} hold it"
+                passed = held_by[held_by.index(met) + 1 :]
             else:
-                newest[one], held[one] = place, True
+                met, passed = place, [*held_by]
+                held_by.append(place)
+            known = [seq for seq in passed if not self.may_be_forgotten(seq)]
+            assert not known, f"{one!r} met {met}, and {known} hold it"
         if self.until == "settled":
-            holders = [one for seq, one in self.ids.items() if self.holds(seq)]
-            assert len(holders) == len(set(holders)), f"unsettled with one id: {holders}"
+            unsettled = [one for seq, one in self.ids.items() if self.holds(seq)]
+            assert len(unsettled) == len(set(unsettled)), f"unsettled with one id: {unsettled}"
 
     def judge_replaced(
-        self, ids: Sequence[Any], receipt: PublishReceipt, newest: Mapping[str, int],
-        held: Mapping[str, bool],
-    ) -> None:  # fmt: skip
+        self, ids: Sequence[Any], receipt: PublishReceipt, holders: Mapping[str | None, list[int]]
+    ) -> None:
         last, replaces = {one: at for at, one in enumerate(ids)}, dict[int, int]()
         for at, one in enumerate(ids):
             place, comes_again = receipt.sequence_of(at), one is not None and last[one] != at
@@ -170,9 +170,9 @@ class Ids(World):
             if comes_again:
                 met = receipt.sequence_of(last[one])
                 assert receipt.duplicate_of[at] == met, f"{at} of {ids} met another than {met}"
-            elif held.get(one, False):
-                replaces[at] = newest[one]
-                for m in self.each_group(newest[one]):
+            elif holders[one]:
+                replaces[at] = newest = holders[one][-1]
+                for m in self.each_group(newest):
                     m.wanted = False
         assert receipt.replaces == replaces, f"{ids} replaces {receipt.replaces}, not {replaces}"
 
