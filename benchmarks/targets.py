@@ -83,7 +83,7 @@ def python() -> Iterator[Target]:
         for batch, peer, goal in (
             ("1,000", "PostgreSQL, pgmq's way", 1.5),
             ("100", "PostgreSQL, pgmq's way", 0.4),
-            ("1,000", "PostgreSQL", 0.6),
+            ("1,000", "PostgreSQL", 0.5),
         ):
             what = f"Python, lease + read + ack of {batch}, {kind}"
             yield Target(
@@ -108,7 +108,7 @@ def workers() -> Iterator[Target]:
     news = "publish in one process to handler in another"
     yield Target(f"{news}, p95", 30, "ms", of(f"{news}, p95"), most=True)
     idle = of("a worker that waits for messages: CPU of a core")
-    yield Target("... CPU of a core while it waits", 1, "%", idle, most=True)
+    yield Target("... CPU of a core while it waits", 1.5, "%", idle, most=True)
 
 
 def store() -> Iterator[Target]:
