@@ -17,13 +17,13 @@ from urllib.parse import parse_qsl
 
 import pytest
 import uvicorn
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 from support.forms import after_a_visit, crawl
 from support.handles import until
 from support.limits import Limits
 
-from spark_mq import ConsumerGroup, InvalidOption, Queue
+from spark_mq import ConsumerGroup, InvalidOption, Message, Queue
 from spark_mq.inspect import letters as inspect_letters
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web import Access, create_app, security, serve, server
@@ -52,6 +52,16 @@ def form_of(client: TestClient, **query: Any) -> dict[str, str]:
     answer = client.get("/change/orders", params=given)
     assert answer.status_code == 200, answer.text
     return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', answer.text))
+
+
+def change(client: TestClient, form: dict[str, str]) -> tuple[str, str]:
+    """Post the form of a change. Return the page that it leads to, and its text."""
+    done = client.post("/change/orders", data=form)
+    assert done.status_code == 303, done.text
+    address = done.headers["location"]
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.text
+    return address, answer.text
 
 
 def who(queue: Queue) -> set[tuple[str, str | None]]:
@@ -302,29 +312,35 @@ def test_half_a_form_is_answered_and_closed(
     assert b"The form did not arrive" in answer
 
 
+def answering(answer: Callable[[], Response]) -> Any:
+    """An application that gives what a function returns in a thread."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await (await asyncio.to_thread(answer))(scope, receive, send)
+
+    return app
+
+
 @pytest.mark.parametrize("rest", [b"", b"GET", HEAD], ids=["nothing", "a word", "half a head"])
 def test_after_an_answer_half_a_request_is_closed_too(
     limits: Limits, served: Serve, rest: bytes
 ) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            limits(web_request_seconds=0.2)  # from this answer on
-            await PlainTextResponse("served")(scope, receive, send)
+    def answer_first() -> Response:
+        limits(web_request_seconds=0.2)  # from this answer on
+        return PlainTextResponse("served")
 
-    answer = received(connect(served(app), WHOLE + rest))
+    answer = received(connect(served(answering(answer_first)), WHOLE + rest))
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"served")
 
 
 def test_an_answer_that_nobody_takes_is_given_up(limits: Limits, served: Serve) -> None:
-    size = 64 * 1024 * 1024  # more than the buffers of a connection hold
+    def answer() -> Response:
+        limits(web_request_seconds=0.2)
+        return PlainTextResponse(b"x" * 64 * 1024 * 1024)  # more than the buffers hold
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            limits(web_request_seconds=0.2)
-            await PlainTextResponse(b"x" * size)(scope, receive, send)
-
-    with connect(served(app), WHOLE) as client, pytest.raises(ConnectionError):
+    with connect(served(answering(answer)), WHOLE) as client, pytest.raises(ConnectionError):
         until(lambda: client.send(b"x") == 0)
 
 
@@ -347,13 +363,12 @@ def test_requests_that_run_are_not_closed_for_others(limits: Limits, served: Ser
     limits(web_connections=3)
     entered, may_answer = threading.Semaphore(0), threading.Event()
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            entered.release()
-            await asyncio.to_thread(may_answer.wait, PATIENCE)
-            await PlainTextResponse("served", headers={"Connection": "close"})(scope, receive, send)
+    def answer() -> Response:
+        entered.release()
+        may_answer.wait(PATIENCE)
+        return PlainTextResponse("served", headers={"Connection": "close"})
 
-    port = served(app)
+    port = served(answering(answer))
     running = [connect(port, WHOLE) for _ in range(3)]
     for _ in running:
         assert entered.acquire(timeout=PATIENCE)
@@ -406,7 +421,8 @@ def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: 
     pages = dict(crawl(client))
     assert len(pages) > 20
     assert not [address for address, text in pages.items() if "/change/" in text]
-    assert client.get("/change/orders", params={"do": "sweep"}).status_code == 403
+    for do in ("sweep", "seek&group=billing&to=latest", "configure&group=billing"):
+        assert client.get(f"/change/orders?do={do}").status_code == 403
     posted = client.post("/change/orders", data={"do": "sweep", "csrf": "x"})
     assert posted.status_code == 403
     assert "--allow-changes" in posted.text
@@ -436,43 +452,30 @@ def end_of(queue: Queue, row: int) -> tuple[str, str | None, str | None]:
 
 
 CHANGES: dict[str, tuple[str, str, Callable[[Queue], Any], Any]] = {
-    "pause&group=billing": (
-        "changes", "pause", lambda q: "repairs" in billing(q).blocked_because, True
-    ),
+    "pause&group=billing":
+        ("changes", "pause", lambda q: "repairs" in billing(q).blocked_because, True),
     "resume&group=stopped": ("changes", "resume", lambda q: q.group("stopped").blocked_because, ""),
-    "unblock-drop&group=stuck": (
-        "changes", "unblock: drop", lambda q: q.group("stuck").stats().blocked, 0
-    ),
-    "seek&group=billing&to=latest": (
-        "changes", "seek", lambda q: billing(q).stats().unsettled, 0
-    ),
-    "seek&group=billing&to=1:3": (
-        "changes", "seek", lambda q: billing(q).stats().start_sequence, 2**32 + 2
-    ),
-    "configure&group=billing&setting=max_in_flight&value=70": (
-        "changes", "configure", lambda q: billing(q).settings.max_in_flight, 70
-    ),
-    "configure&group=billing&setting=max_delivery_attempts&value=none": (
-        "changes", "configure", lambda q: billing(q).settings.max_delivery_attempts, None
-    ),
-    "retry-message&group=billing&sequence=1:1": (
-        "message", "retry now", lambda q: end_of(q, 1), ("ready", None, "no luck")
-    ),
-    "discard-message&group=billing&sequence=1:4": (
-        "message", "discard", lambda q: end_of(q, 4), ("settled", "dropped", "repairs")
-    ),
-    "dead_letter-message&group=billing&sequence=1:1": (
-        "message", "dead letter", lambda q: end_of(q, 1), ("dead", None, "repairs")
-    ),
-    "pause-schedule&schedule=nightly": (
-        "schedules", "configure queue", lambda q: q.schedules()[0].pause_reason, "repairs"
-    ),
-    "resume-schedule&schedule=resting": (
-        "schedules", "configure queue", lambda q: q.schedules()[1].paused_at, None
-    ),
-    "remove-schedule&schedule=nightly": (
-        "schedules", "configure queue", lambda q: len(q.schedules()), 1
-    ),
+    "unblock-drop&group=stuck":
+        ("changes", "unblock: drop", lambda q: q.group("stuck").stats().blocked, 0),
+    "seek&group=billing&to=latest": ("changes", "seek", lambda q: billing(q).stats().unsettled, 0),
+    "seek&group=billing&to=1:3":
+        ("changes", "seek", lambda q: billing(q).stats().start_sequence, 2**32 + 2),
+    "configure&group=billing&setting=max_in_flight&value=70":
+        ("changes", "configure", lambda q: billing(q).settings.max_in_flight, 70),
+    "configure&group=billing&setting=max_delivery_attempts&value=none":
+        ("changes", "configure", lambda q: billing(q).settings.max_delivery_attempts, None),
+    "retry-message&group=billing&sequence=1:1":
+        ("message", "retry now", lambda q: end_of(q, 1), ("ready", None, "no luck")),
+    "discard-message&group=billing&sequence=1:4":
+        ("message", "discard", lambda q: end_of(q, 4), ("settled", "dropped", "repairs")),
+    "dead_letter-message&group=billing&sequence=1:1":
+        ("message", "dead letter", lambda q: end_of(q, 1), ("dead", None, "repairs")),
+    "pause-schedule&schedule=nightly":
+        ("schedules", "configure queue", lambda q: q.schedules()[0].pause_reason, "repairs"),
+    "resume-schedule&schedule=resting":
+        ("schedules", "configure queue", lambda q: q.schedules()[1].paused_at, None),
+    "remove-schedule&schedule=nightly":
+        ("schedules", "configure queue", lambda q: len(q.schedules()), 1),
     "sweep": ("sweeps", "routed", lambda q: q.describe().dead_letters, 1),
 }  # fmt: skip
 """What is done: the page that shows it, its operation, what it changes, and to which value."""
@@ -489,20 +492,16 @@ def test_a_change_asks_first_refuses_strangers_and_names_the_user(
     assert stranger.status_code == 403
     assert look(busy) == before != after
     assert (operation, "alice") not in who(busy)
-    done = client.post("/change/orders", data=form)
-    assert done.status_code == 303
-    assert done.headers["location"].startswith(f"/{page}/orders?done=1")
+    assert change(client, form)[0].startswith(f"/{page}/orders?done=1")
     assert look(busy) == after
     assert (operation, "alice") in who(busy)
-    assert client.get(done.headers["location"]).status_code == 200
 
 
 def test_a_change_that_changes_nothing_says_so(visit: Visit, queue: Queue) -> None:
     client, texts = visit(allow_changes=True), []
     for _ in range(2):
         form = form_of(client, do="retry-message", group="billing", sequence="1:1")
-        done = client.post("/change/orders", data=form)
-        texts.append(client.get(done.headers["location"]).text)
+        texts.append(change(client, form)[1])
     assert ["Done." in text for text in texts] == [True, False]
     assert ["Nothing changed" in text for text in texts] == [False, True]
 
@@ -515,14 +514,14 @@ def test_a_pause_may_have_an_end(visit: Visit, queue: Queue) -> None:
     assert "give one with a zone" in wrong.text
     assert queue.group("billing").blocked_because == ""
     for end in ("30m", "2999-01-31T12:00:00Z"):
-        client.post("/change/orders", data={**form, "until": end})
+        change(client, {**form, "until": end})
         assert "until" in queue.group("billing").blocked_because
 
 
 def test_the_name_of_the_password_is_recorded(visit: Visit, queue: Queue) -> None:
     client = visit(allow_changes=True, password=PASSWORD)
     client.headers.update(RIGHT)
-    client.post("/change/orders", data=form_of(client, do="pause", group="audit"))
+    change(client, form_of(client, do="pause", group="audit"))
     assert ("pause", "bob") in who(queue)
 
 
@@ -554,63 +553,26 @@ def test_the_token_belongs_to_a_session_and_a_user() -> None:
 def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -> None:
     queue.sweep()
     client = visit(allow_changes=True)
-    query = {"do": "redrive", "find": 1, "reason": "rejected", "limit": 5}
-    data = form_of(client, **query)
+    form = form_of(client, do="redrive", find=1, reason="rejected", limit=5)
     assert queue.describe().dead_letters == 1
-    done = client.post("/change/orders", data=data)
-    assert done.status_code == 303
-    shown = client.get(done.headers["location"]).text
+    _, shown = change(client, form)
     assert "Redriven: 1 dead letter." in shown
     assert "reason rejected" in shown
     assert "__redrive" not in shown
-    assert queue.describe().dead_letters == 0
+    assert (queue.describe().dead_letters, queue.describe().published) == (0, 6)
     assert ("redriven", "alice") in who(queue)
-    assert queue.describe().published == 6
-    missing = client.post("/change/orders", data={**data, "find": ""})
-    assert missing.status_code == 400
+    assert "Redriven: 0 dead letters." in change(client, form)[1], "they were redriven meanwhile"
+    assert client.post("/change/orders", data={**form, "find": ""}).status_code == 400
 
 
-def test_a_redrive_names_the_groups_that_get_the_letters_again(visit: Visit, queue: Queue) -> None:
+def test_a_redrive_to_all_groups_gives_each_the_letters_again(visit: Visit, queue: Queue) -> None:
     queue.sweep()
     before = {name: stats.ready for name, stats in queue.describe().groups.items()}
     client = visit(allow_changes=True)
-    query = after_a_visit(client, do="redrive", find=1)
-    text = client.get("/change/orders", params=query).text
-    assert "1 letter would be redriven, 1 to group billing" in text
-    assert "Every group" not in text
-    assert 'name="all_groups"' in client.get("/letters/orders").text
-    text = client.get("/change/orders", params={**query, "all_groups": 1}).text
-    assert "Every group gets them again, as new messages: audit, billing." in text
-    form = form_of(client, do="redrive", find=1, all_groups=1)
-    client.post("/change/orders", data=form)
+    change(client, form_of(client, do="redrive", find=1, all_groups=1))
     assert queue.redrive().messages == 0
     ready = {name: stats.ready for name, stats in queue.describe().groups.items()}
     assert ready == {name: n + 1 for name, n in before.items()}
-
-
-def test_letters_of_a_dropped_group_are_offered_to_all_groups(visit: Visit, queue: Queue) -> None:
-    queue.sweep()
-    queue.drop_group("billing")
-    client = visit(allow_changes=True)
-    asked = client.get("/change/orders", params=after_a_visit(client, do="redrive", find=1))
-    assert "1 letter of groups that do not exist stay: billing (1)." in asked.text
-    (link,) = re.findall(r'href="([^"]*)" class="button">Redrive them to all groups', asked.text)
-    text = client.get(html.unescape(link)).text
-    assert "Every group gets them again, as new messages: audit." in text
-
-
-def test_a_redrive_of_nothing_is_not_offered_and_says_so(visit: Visit, queue: Queue) -> None:
-    queue.sweep()
-    client = visit(allow_changes=True)
-    query = {"do": "redrive", "find": 1}
-    form = form_of(client, **query)
-    assert queue.redrive().messages == 1
-    asked = client.get("/change/orders", params=after_a_visit(client, **query)).text
-    assert "There is no such dead letter." in asked
-    assert "csrf" not in asked
-    assert '<a href="/letters/orders" class="button">Back</a>' in asked
-    late = client.post("/change/orders", data=form)
-    assert "Redriven: 0 dead letters." in client.get(late.headers["location"]).text
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", None, "forged", "another server's"])
@@ -674,18 +636,25 @@ def test_no_address_has_a_secret(visit: Visit, queue: Queue) -> None:
 
 def test_the_links_of_the_page_run_their_conditions(visit: Visit, queue: Queue) -> None:
     queue.sweep()
+    (own,) = queue.dead_letters.peek()
+    quoted = {**own.headers, "spark_mq.reason": "it's 'odd'"}
+    queue.dead_letters.publish(Message("x", headers=quoted))
     client = visit(allow_changes=True)
 
     def links(address: str, to: str) -> list[str]:
         found = re.findall(rf'href="({to}[^"]*)"', client.get(address).text)
         return [html.unescape(link) for link in found]
 
-    (trial,) = links("/letters/orders", r"/letters/orders\?find=")
-    (letter,) = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
-    for address in ("/letters/orders", trial, f"/letters/orders?letter={letter}"):
-        redrive, discard = links(address, "/change/orders")
-        assert "Publish these dead letters" in client.get(redrive).text
-        assert "Discard these dead letters" in client.get(discard).text
+    trials = links("/letters/orders", r"/letters/orders\?find=")
+    letters = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
+    assert len(trials) == len(letters) == 2
+    for trial in trials:
+        assert "1 letter would be redriven, 1 to group billing." in client.get(trial).text
+    for address in ("/letters/orders", *trials, *(f"/letters/orders?letter={n}" for n in letters)):
+        changes = links(address, "/change/orders")
+        for redrive, discard in zip(changes[::2], changes[1::2], strict=True):
+            assert "Publish these dead letters" in client.get(redrive).text
+            assert "Discard these dead letters" in client.get(discard).text
 
 
 def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
@@ -699,19 +668,14 @@ def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
     client = visit(allow_changes=True)
     spam = next(failure for failure in queue.failures() if failure.error == "spam")
     query = {"do": "discard", "find": 1, "shape": spam.shape}
-    asked = client.get("/change/orders", params=after_a_visit(client, **query)).text
-    for text in ("<dt>Queue</dt><dd>orders</dd>", f"<dt>Dead letters</dt><dd>{spam.messages}</dd>",
-                 "<td><bdi>billing</bdi></td>", "No redrive brings them back"):  # fmt: skip
-        assert text in asked
     form = form_of(client, **query)
     queue.publish("late")
     reject_all()
     before = queue.describe().dead_letters or 0
-    done = client.post("/change/orders", data=form)
-    assert f"Discarded: {spam.messages} dead letter" in client.get(done.headers["location"]).text
+    assert f"Discarded: {spam.messages} dead letter" in change(client, form)[1]
     assert queue.describe().dead_letters == before - spam.messages, "the late one was not counted"
     assert ("discard", "alice") in who(queue)
-    assert client.post("/change/orders", data=form).status_code == 303
+    change(client, form)
 
 
 def test_a_page_of_letters_looks_for_them_once(
@@ -743,35 +707,20 @@ def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
     assert client.get(html.unescape(tick)).text.count('checked=""') == len(letters)
     trial = client.get("/letters/orders", params={"pick": boxes[:2]}).text
     assert "2 letters would be redriven, 2 to group billing." in trial
-    form = form_of(client, do="redrive", find=1, pick=boxes[:2])
-    assert form["pick"] == ",".join(boxes[:2])
-    client.post("/change/orders", data=form)
+    change(client, form_of(client, do="redrive", find=1, pick=boxes[:2]))
     assert queue.newest_dead_letters()["dead_letter_sequence"].to_pylist() == letters[2:]
-
-
-@pytest.mark.parametrize("do", ["seek", "configure"])
-def test_a_look_makes_no_group_and_a_page_that_only_looks_refuses(
-    visit: Visit, queue: Queue, do: str
-) -> None:
-    address = f"/change/orders?do={do}&to=latest&group="
-    assert visit(allow_changes=True).get(f"{address}nobody").status_code == 404
-    assert "nobody" not in queue.groups()
-    assert visit().get(f"{address}billing").status_code == 403
 
 
 def test_a_leased_message_is_taken_from_its_worker_only_if_ticked(
     visit: Visit, queue: Queue
 ) -> None:
     client, group = visit(allow_changes=True), queue.group("billing")
-    query = {"do": "discard-message", "group": "billing", "sequence": "1:3"}
-    asked = client.get("/change/orders", params=query).text
-    assert "Take it from the lease of worker-7" in asked
-    form = form_of(client, **query)
+    form = form_of(client, do="discard-message", group="billing", sequence="1:3")
     refused = client.post("/change/orders", data=form)
     assert refused.status_code == 409
     assert "worker-7 holds it" in refused.text
     assert group.stats().leased == 1
-    client.post("/change/orders", data={**form, "force": "1"})
+    change(client, {**form, "force": "1"})
     assert group.stats().leased == 0
 
 
