@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.blocks import ROOT, Block, blocks_of, pages
+from support.blocks import OF_PAGES, ROOT, Block, blocks_of, pages
 
 CHECKED = {
     *("python", "pycon", "sh", "sql", "json", "toml", "yaml", "ini", "dockerfile", "text"),
@@ -42,7 +42,6 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-ALL = [pytest.param(page, id=_name(page)) for page in pages()]
 PLAIN = [pytest.param(p, id=_name(p)) for p in pages() if _runnable(p) and not _needs_spark(p)]
 LONG = {
     *("docs/howto/backup.md", "docs/howto/operating.md", "docs/howto/order.md"),
@@ -122,7 +121,7 @@ def test_the_blocks_of_a_page_with_spark_run_in_order(page: Path, folder: Path, 
     Page(folder, spark).run(page)
 
 
-@pytest.mark.parametrize("page", ALL)
+@OF_PAGES
 def test_each_block_has_a_language_that_is_checked(page: Path) -> None:
     for block in blocks_of(page):
         place = f"{_name(page)}:{block.line}"
@@ -131,7 +130,7 @@ def test_each_block_has_a_language_that_is_checked(page: Path) -> None:
         assert block.info in ("", "spark") or block.skip_reason, f"{place}: {block.info!r}"
 
 
-@pytest.mark.parametrize("page", ALL)
+@OF_PAGES
 def test_blocks_that_do_not_run_are_well_formed(page: Path) -> None:
     for block in blocks_of(page):
         if block.language == "sh":
@@ -165,30 +164,25 @@ def test_the_code_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
     assert "has already settled" not in ran.stderr
 
 
+BLOCKS = [block for page in pages() for block in blocks_of(page)]
+
+
 def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None:
     """In an environment that has it, a page may add an extra, but no block has to come first."""
-    for page in pages():
-        for block in blocks_of(page):
-            wanted = re.findall(r"pip install .*?spark[-_]mq(?!.*(?:@ file:|\.whl))", block.text)
-            assert not wanted, f"{_name(page)}:{block.line}"
+    for block in BLOCKS:
+        wanted = re.findall(r"pip install .*?spark[-_]mq(?!.*(?:@ file:|\.whl))", block.text)
+        assert not wanted, f"{_name(block.page)}:{block.line}"
 
 
 def test_no_page_sends_a_token_over_plain_http() -> None:
-    scrapes = [
-        job
-        for page in pages()
-        for block in blocks_of(page)
-        if block.language == "yaml"
-        for job in yaml.safe_load(block.text).get("scrape_configs", ())
-    ]
+    read = [yaml.safe_load(block.text) for block in BLOCKS if block.language == "yaml"]
+    scrapes = [job for one in read for job in one.get("scrape_configs", ())]
     assert [job["scheme"] for job in scrapes if "authorization" in job] == ["https"]
 
 
 def test_images_in_the_docs_have_a_python_that_is_new_enough() -> None:
-    blocks = [block for page in pages() for block in blocks_of(page)]
-    built = [block.text for block in blocks if block.language == "dockerfile"]
-    assert built
-    for image in re.findall(r"^FROM (\S+)", "\n".join(built), re.M):
-        version = re.match(r"python:3\.(\d+)-", image)
-        assert version is not None, f"{image}: which Python does it have?"
-        assert int(version[1]) >= 11
+    built = "\n".join(block.text for block in BLOCKS if block.language == "dockerfile")
+    images = re.findall(r"^FROM (\S+)", built, re.M)
+    versions = [re.match(r"python:3\.(\d+)-", image) for image in images]
+    assert versions
+    assert all(version is not None and int(version[1]) >= 11 for version in versions), images

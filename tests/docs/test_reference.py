@@ -6,7 +6,9 @@ import ast
 import re
 import runpy
 import shlex
+import sys
 import tomllib
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,7 +19,8 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 from model.scenarios import SLOW, WORLDS
-from support.blocks import ROOT, blocks_of, pages
+from support.blocks import OF_PAGES, ROOT, blocks_of, pages
+from support.handles import lease, leased
 
 from spark_mq import (
     ConsumerGroup,
@@ -38,13 +41,35 @@ _OPTION = re.compile(r"--[a-z][a-z-]*")
 NOT_IN_MAKE_TEST = {"browser", "chaos", "cluster", "connect", "stores", "wheel"}
 
 
-def in_code(page: str) -> set[str]:
-    """Return every word that a page of the reference sets as code."""
-    return words_in_code(REFERENCE / page)
-
-
 def words_in_code(page: Path) -> set[str]:
+    """Return every word that a page sets as code."""
     return set(re.findall(r"`([^`\n]+)`", _FENCED.sub("", page.read_text(encoding="utf-8"))))
+
+
+def words_of(source: str, place: str, word: str = r'"(\w+)"') -> list[str]:
+    """Return the words at a place in a module, which may need pyspark to be imported."""
+    (found,) = re.findall(place, (ROOT / source).read_text(encoding="utf-8"), re.S)
+    return re.findall(word, found)
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OPTIONS, PUBLISH = "spark_mq/spark/options.py", "spark_mq/interfaces/cli/publish.py"
+NAMES = [
+    ("howto/install.md", PROJECT["optional-dependencies"]),
+    ("reference/cli.md", words_of(PUBLISH, r'return \{([^}]*"skipped_lines[^}]*)\}', r'"(\w+)":')),
+    ("reference/cli.md", [field.name for field in fields(WorkSummary)]),
+    ("reference/errors.md", errors.__all__),
+    ("reference/options.md", words_of(OPTIONS, r"READ_OPTIONS: Final = \((.*?)\)")),
+    ("reference/settings.md", [f.name for f in fields(GroupSettings)]),
+    ("reference/settings.md", [f.name for f in fields(QueueSettings) if f.name != "group"]),
+    ("reference/states.md", [f.name for f in fields(GroupStats)]),
+]
+
+
+@pytest.mark.parametrize(("page", "names"), NAMES)
+def test_every_name_of_the_code_has_its_place(page: str, names: Collection[str]) -> None:
+    assert len(names) > 2
+    assert {*names} <= words_in_code(ROOT / "docs" / page)
 
 
 def test_the_runbook_has_a_section_for_each_alert() -> None:
@@ -52,22 +77,6 @@ def test_the_runbook_has_a_section_for_each_alert() -> None:
     alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
     page = (ROOT / "docs" / "howto" / "runbook.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)$", page, re.M) == alerts
-
-
-def test_every_setting_has_its_place(write_reference: ModuleType) -> None:
-    names = {f.name for kind in (GroupSettings, QueueSettings) for f in fields(kind)} - {"group"}
-    assert names <= in_code("settings.md")
-    assert_current(write_reference, "settings.md")
-    assert write_reference.TYPES.read_text(encoding="utf-8") == write_reference.types()
-
-
-def test_every_error_has_its_place() -> None:
-    assert set(errors.__all__) <= in_code("errors.md")
-
-
-def test_every_statistic_has_its_place(write_reference: ModuleType) -> None:
-    assert {f.name for f in fields(GroupStats)} <= in_code("states.md")
-    assert_current(write_reference, "states.md")
 
 
 @pytest.mark.parametrize("owner", [Queue, ConsumerGroup, GroupStats, Lease])
@@ -83,26 +92,11 @@ def test_every_method_has_its_place(owner: type) -> None:
     assert found <= set(listed[1].split(", "))
 
 
-def test_every_extra_for_users_has_its_place() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    page = words_in_code(ROOT / "docs" / "howto" / "install.md")
-    assert project["optional-dependencies"].keys() <= page
-
-
-def test_every_option_of_the_source_and_the_sink_has_its_place() -> None:
-    source = (ROOT / "spark_mq" / "spark" / "options.py").read_text(encoding="utf-8")
-    listed = re.search(r"READ_OPTIONS: Final = \((.*?)\)", source, re.S)
-    names = set(re.findall(r'"(\w+)"', listed[1]))
-    assert "consumerGroup" in names
-    assert names <= in_code("options.md")
-
-
 def test_every_option_of_a_job_has_its_place() -> None:
     source = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "jobs").glob("*.py"))
     names = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', source))
     assert "--checkpoint" in names
-    documented = {word.split()[0] for word in in_code("jobs.md")}
-    assert names <= documented
+    assert names <= {word.split()[0] for word in words_in_code(REFERENCE / "jobs.md")}
 
 
 def test_every_command_and_option_of_the_command_line_has_its_place(
@@ -113,51 +107,40 @@ def test_every_command_and_option_of_the_command_line_has_its_place(
     options = {name for one in commands.values() for p in one.params for name in p.opts}
     options = {name for name in options if name.startswith("--")}
     assert {"--max-dead", "--execute", "--queue"} <= options
-    words = in_code("cli.md")
+    words = words_in_code(REFERENCE / "cli.md")
     documented = {word for code in words for word in _OPTION.findall(code)}
     assert options <= documented
     for command in commands:
         assert any(code == command or code.startswith(f"{command} ") for code in words), command
 
 
-def test_the_reference_of_the_command_line_is_what_the_commands_say(
-    write_reference: ModuleType,
-) -> None:
-    text = assert_current(write_reference, "cli.md")
+def test_each_command_with_options_has_a_table_of_them(write_reference: ModuleType) -> None:
+    text = (REFERENCE / "cli.md").read_text(encoding="utf-8")
     named = set(re.findall(r"<!-- (?:options|commands): ([\w-]+) -->", text))
-    having = {
-        name.split()[0]
-        for name, one in write_reference.commands()
-        if write_reference.own_options(one)
-    }
-    assert having <= named
+    own = write_reference.own_options
+    assert {name.split()[0] for name, one in write_reference.commands() if own(one)} <= named
 
 
-def test_the_reference_of_the_jobs_is_what_their_parsers_say(write_reference: ModuleType) -> None:
-    pytest.importorskip("pyspark")
-    text = assert_current(write_reference, "jobs.md")
-    assert set(re.findall(r"<!-- job: (\w+) -->", text)) == {"publish", "sweep", "worker"}
-
-
-def test_a_clone_shows_the_signatures_and_the_site_the_docstrings(
-    write_reference: ModuleType,
+@pytest.mark.parametrize("page", ["api.md", "cli.md", "jobs.md", "settings.md", "states.md"])
+def test_tables_and_signatures_are_those_of_the_code(
+    write_reference: ModuleType, page: str
 ) -> None:
-    pytest.importorskip("pyspark")
-    text = assert_current(write_reference, "api.md")
-    assert "    def peek(\n        self, n: int = 10, *, key: str | None = None" in text
-    assert '"""Settle messages as done."""' in text
+    if page in ("api.md", "jobs.md"):
+        pytest.importorskip("pyspark")
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    run_it = "run docs/write_reference.py, which writes it"
+    assert write_reference.rewritten(text) == text, run_it
+    assert write_reference.TYPES.read_text(encoding="utf-8") == write_reference.types(), run_it
+
+
+def test_the_site_shows_the_docstrings_instead_of_the_signatures() -> None:
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
     site = runpy.run_path(str(ROOT / "docs" / "conf.py"))["with_directives"](text)
+    assert "def publish(" in text
     assert "def publish(" not in site
     directives = re.findall(r"^\.\. auto\w+:: .*$", text, re.M)
     blocks = re.findall(r"^```{eval-rst}\n(.*?)^```$", site, re.M | re.S)
     assert re.findall(r"^\.\. auto\w+:: .*$", "\n".join(blocks), re.M) == directives
-
-
-def assert_current(write_reference: ModuleType, page: str) -> str:
-    """Return a page that has tables of the code. Fail if they differ from the code."""
-    text = (REFERENCE / page).read_text(encoding="utf-8")
-    assert write_reference.rewritten(text) == text, "run docs/write_reference.py, which writes it"
-    return text
 
 
 @pytest.fixture(scope="module")
@@ -170,66 +153,59 @@ def write_reference() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
-def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its names, options and arguments are parsed, and it is not run."""
-    typer = pytest.importorskip("typer")
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Parse the words after ``spark-mq``. Return the commands that would have run so far."""
+    typer, commands = pytest.importorskip("typer"), list[str]()
     from spark_mq.interfaces.cli.app import app
 
-    parsed: list[str] = []
-    monkeypatch.setattr(
-        typer.core.TyperCommand, "invoke", lambda _, context: parsed.append(context.command_path)
-    )
+    invoked = lambda _, context: commands.append(context.command_path)  # noqa: E731
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", invoked)
+
+    def parse(line: str) -> list[str]:
+        words = shlex.split(line, comments=True)
+        typer.main.get_command(app).main(words, "spark-mq", standalone_mode=False)
+        return commands
+
+    return parse
+
+
+@OF_PAGES
+def test_every_command_of_a_page_is_one(
+    page: Path, monkeypatch: pytest.MonkeyPatch, parsed: Callable[[str], list[str]]
+) -> None:
+    """Its names, options and arguments are parsed, and it is not run."""
     texts = [b.text for b in blocks_of(page) if b.language in ("sh", "ini", "text")]
     for name, value in re.findall(r"\b(SPARK_MQ_(?:QUEUE|GROUP))=(\S+)", "\n".join(texts)):
         monkeypatch.setenv(name, value)
-    lines = [
-        line
-        for text in texts
-        for line in re.findall(r"(?:^|[\s/])spark-mq ([^-\n].*)", text.replace("\\\n", " "), re.M)
-    ]
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        typer.main.get_command(app).main(words, "spark-mq", standalone_mode=False)
-    assert len(parsed) == len(lines)
+    text = "\n".join(texts).replace("\\\n", " ")
+    for number, line in enumerate(re.findall(r"(?:^|[\s/])spark-mq ([^-\n].*)", text, re.M), 1):
+        assert len(parsed(line)) == number
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
-def test_every_command_in_a_sentence_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@OF_PAGES
+def test_every_command_in_a_sentence_is_one(
+    page: Path, monkeypatch: pytest.MonkeyPatch, parsed: Callable[[str], list[str]]
+) -> None:
     """A sentence may leave out what a command needs, but names nothing that it does not have."""
-    typer = pytest.importorskip("typer")
-    from spark_mq.interfaces.cli.app import app
-
-    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)
     monkeypatch.setenv("SPARK_MQ_QUEUE", "/queues/orders")
-    prose = _FENCED.sub("", page.read_text(encoding="utf-8"))
-    wrong = []
+    prose, wrong = _FENCED.sub("", page.read_text(encoding="utf-8")), []
     for line in re.findall(r"`(?:\S*/)?spark-mq ([^`-][^`]*)`", prose):
         try:
-            words = shlex.split(line.replace("\\|", "|"))
-            typer.main.get_command(app).main(words, "spark-mq", standalone_mode=False)
-        except typer.exceptions.TyperException as error:
+            parsed(line.replace("\\|", "|"))
+        except sys.modules["typer"].exceptions.TyperException as error:
             if not error.format_message().startswith("Missing "):
                 wrong.append(f"spark-mq {line}: {error.format_message()}")
     assert not wrong
-
-
-def test_every_output_of_work_and_publish_has_its_place() -> None:
-    source = (ROOT / "spark_mq" / "interfaces" / "cli" / "publish.py").read_text(encoding="utf-8")
-    (row,) = re.findall(r"return (\{[^}]*\"skipped_lines[^}]*\})", source)
-    published = set(re.findall(r'"(\w+)":', row))
-    assert "skipped_lines" in published
-    assert published | {field.name for field in fields(WorkSummary)} <= in_code("cli.md")
 
 
 @pytest.fixture
 def swept(tmp_path: Path) -> Path:
     """The folder of a queue that has all of its tables."""
     queue = Queue.create(tmp_path / "queue")
-    queue.publish(["good", "bad"])
-    lease = queue.group().lease("w", max_messages=2)
-    lease.reject([lease.messages[1].sequence])
-    lease.ack()
+    held = leased(queue, "good", "bad")
+    held.reject([held.messages[1].sequence])
+    held.ack()
     queue.sweep()
     return tmp_path / "queue"
 
@@ -244,10 +220,9 @@ def test_every_column_of_a_table_has_its_place(swept: Path, table: str) -> None:
 
 
 def test_every_header_of_a_dead_letter_has_its_place(swept: Path) -> None:
-    letter = Queue.open(swept / "dead_letters").group().lease("w")
-    headers = set(letter.messages[0].headers)
+    headers = set(lease(Queue.open(swept / "dead_letters")).messages[0].headers)
     assert "spark_mq.reason" in headers
-    assert headers <= in_code("tables.md")
+    assert headers <= words_in_code(REFERENCE / "tables.md")
 
 
 def left_out(path: Path, tree: ast.Module, test: ast.FunctionDef) -> bool:
@@ -301,7 +276,7 @@ def test_the_readme_has_at_most_130_lines() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in pages()])
+@OF_PAGES
 def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     for target in _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
         if "://" not in target:

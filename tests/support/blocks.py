@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Block", "blocks_of", "pages"]
+import pytest
+
+__all__ = ["OF_PAGES", "ROOT", "Block", "blocks_of", "pages"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(
@@ -36,6 +38,9 @@ def pages() -> list[Path]:
     """List the Markdown pages for users and contributors."""
     top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
     return top + sorted((ROOT / "docs").rglob("*.md"))
+
+
+OF_PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def blocks_of(page: Path) -> list[Block]:
