@@ -20,6 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.handles import lease, take
+from support.harness import make_queue
 from support.having import having
 from support.limits import Limits
 from support.tables import group_ledger_of
@@ -30,6 +32,7 @@ from spark_mq.spark.options import READ_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "jobs"
+PLAIN = (sys.executable, JOBS / "worker.py")
 PATIENCE = 240.0
 """Seconds until something counts as never coming: starting Spark on a busy machine takes a
 minute.
@@ -47,18 +50,20 @@ def process(batch, lease):
         ended.write(f"{batch.count()}" + chr(10))
 """
 
-IN_ONE_SESSION = """
-import sys
-sys.path.insert(0, {jobs!r})
-import _common, publish
-
-def main():
-    for arguments in {runs!r}:
-        sys.argv = ["publish.py", *arguments]
-        publish.main()
-
-_common.run(main)
+WAITING = HANDLER.replace("time.sleep(3)", "while not (home / 'go').exists(): time.sleep(0.05)")
+STRICT = """
+def process(batch, lease):
+    rows = batch.selectExpr("*", "CAST(value AS STRING) AS word").persist()
+    lease.reject(rows.where("word = ''"), error="empty")
+    lease.append(rows.where("word <> ''").selectExpr("word AS value"))
 """
+REJECTING = """
+def process(batch, lease):
+    plan = batch._jdf.queryExecution().executedPlan().toString()
+    print("read by Spark:", "FileScan parquet" in plan)
+    lease.reject(batch.where("key = '2'"), error="no such customer")
+"""
+AVAILABLE = ("--trigger", "available-now")
 
 
 @pytest.fixture
@@ -67,16 +72,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     running: list[subprocess.Popen[str]] = []
 
     def program(*command: object, **env: str) -> subprocess.Popen[str]:
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        spark = {
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "PYTHONPATH": paths,
-        }
+        own = dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), sys.executable)
+        own["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             [str(c) for c in command],
-            cwd=tmp_path, env={**os.environ, **spark, **env}, text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=tmp_path, env={**os.environ, **own, **env}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         running.append(process)
         return process
@@ -90,9 +91,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
-    return Queue.create(
-        tmp_path / "queue", visibility_timeout="10m", clock_skew="0s", retry_delay="0s"
-    )
+    return make_queue(tmp_path / "queue")
 
 
 @pytest.fixture
@@ -107,41 +106,20 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     return module
 
 
-@pytest.fixture
-def refusal(
-    load: Callable[..., ModuleType],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Callable[..., str]:
-    """Run a job in tmp_path that refuses its arguments. Return what it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "handler", raising=False)
-    monkeypatch.setattr("spark_mq.spark.session", lambda *_, **__: pytest.fail("Spark starts"))
-
-    def run(*arguments: str) -> str:
-        job = load(*arguments)
-        with pytest.raises(SystemExit) as caught:
-            importlib.import_module("_common").run(job.main)
-        assert caught.value.code == 2
-        return capsys.readouterr().err
-
-    return run
-
-
 def submit(job: str) -> list[object]:
-    settings = [
-        f"spark.driver.extraClassPath={ROOT / 'conf'}",
-        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
-    ]
-    conf = [word for setting in settings for word in ("--conf", setting)]
     return [
         Path(sys.executable).with_name("spark-submit"),
-        "--properties-file",
-        ROOT / "conf/spark-defaults.conf",
-        *conf,
-        JOBS / f"{job}.py",
-    ]
+        "--properties-file", ROOT / "conf/spark-defaults.conf",
+        "--conf", f"spark.driver.extraClassPath={ROOT / 'conf'}",
+        "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", JOBS / f"{job}.py",
+    ]  # fmt: skip
+
+
+def worker_of(*queues: Queue, handler: str) -> list[object]:
+    """The arguments of a worker of group g, whose checkpoint is beside its queues."""
+    places = [word for queue in queues for word in ("--queue", queue.path)]
+    beside = Path(queues[0].path).with_name("checkpoint")
+    return [*places, "--group", "g", "--handler", f"{handler}:process", "--checkpoint", beside]
 
 
 def ended(process: subprocess.Popen[str], *codes: int, within: float = PATIENCE) -> str:
@@ -170,72 +148,48 @@ def test_help_shows_examples(start, job: str) -> None:
 
 
 WORKER = ("worker", "--checkpoint", "c", "--queue")
+WRONG = """
+sweep -> the following arguments are required: --queue
+sweep --queue nowhere -> there is no queue at
+sweep --queue queue --every soon -> argument --every: 'soon' is not a duration: give seconds, or 30s
+sweep --queue queue --storage-option x -> 'x' is not NAME=VALUE
+publish --queue nowhere a.jsonl -> nowhere: --create creates it
+publish --queue queue --lanes 8 a.jsonl -> --lanes needs --create
+publish --queue q --create --lanes 5000 a -> lanes=5000 is not valid: give a whole number from 0 to
+publish --queue queue --format xml a -> invalid choice: 'xml'
+publish --queue queue a.jsonl day.csv -> INPUT day.csv is a csv file by its name: give --format csv
+publish --queue queue export/x.parquet -> give --format parquet
+WORKER queue --handler nothing -> --handler nothing: give MODULE:FUNCTION
+WORKER queue --handler no:f -> the module cannot be imported (No module named 'no')
+WORKER queue --handler handler:nope -> has no function 'nope'
+WORKER queue --handler handler.py:one -> one(batch) cannot be called as one(batch, lease)
+WORKER queue --handler gone.py:f -> there is no file gone.py
+TWO --trigger now -> 'now' is neither default nor available-now nor a duration like '5 seconds'
+TWO --visibility-timeout soon -> --visibility-timeout: 'soon' is not a duration
+TWO --max-messages 0 -> maxMessagesPerTrigger='0' is not valid
+TWO --starting-position x -> startingPosition='x' is not valid
+WORKER nowhere --handler handler:two -> there is no queue at
+""".replace("TWO", "WORKER queue --handler handler:two").replace("WORKER", " ".join(WORKER))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("sweep",), "the following arguments are required: --queue"),
-        (("sweep", "--queue", "nowhere"), "there is no queue at"),
-        (
-            ("sweep", "--queue", "queue", "--every", "soon"),
-            "argument --every: 'soon' is not a duration: give seconds, or 30s",
-        ),
-        (("sweep", "--queue", "queue", "--storage-option", "x"), "'x' is not NAME=VALUE"),
-        (("publish", "--queue", "nowhere", "a.jsonl"), "nowhere: --create creates it"),
-        (("publish", "--queue", "queue", "--lanes", "8", "a.jsonl"), "--lanes needs --create"),
-        (
-            ("publish", "--queue", "new", "--create", "--lanes", "5000", "a.jsonl"),
-            "lanes=5000 is not valid: give a whole number from 0 to 1,024",
-        ),
-        (("publish", "--queue", "queue", "--format", "xml", "a"), "invalid choice: 'xml'"),
-        (
-            ("publish", "--queue", "queue", "a.jsonl", "day.csv"),
-            "INPUT day.csv is a csv file by its name: give --format csv",
-        ),
-        (("publish", "--queue", "queue", "export/x.parquet"), "give --format parquet"),
-        ((*WORKER, "queue", "--handler", "nothing"), "--handler nothing: give MODULE:FUNCTION"),
-        (
-            (*WORKER, "queue", "--handler", "not_there:f"),
-            "the module cannot be imported (No module named 'not_there')",
-        ),
-        ((*WORKER, "queue", "--handler", "handler:nope"), "has no function 'nope'"),
-        (
-            (*WORKER, "queue", "--handler", "handler.py:one"),
-            "one(batch) cannot be called as one(batch, lease)",
-        ),
-        ((*WORKER, "queue", "--handler", "gone.py:f"), "there is no file gone.py"),
-        (
-            (*WORKER, "queue", "--handler", "handler:two", "--trigger", "now"),
-            "'now' is neither default nor available-now nor a duration like '5 seconds'",
-        ),
-        (
-            (*WORKER, "queue", "--handler", "handler:two", "--visibility-timeout", "soon"),
-            "--visibility-timeout: 'soon' is not a duration",
-        ),
-        (
-            (*WORKER, "queue", "--handler", "handler:two", "--max-messages", "0"),
-            "maxMessagesPerTrigger='0' is not valid",
-        ),
-        (
-            (*WORKER, "queue", "--handler", "handler:two", "--starting-position", "x"),
-            "startingPosition='x' is not valid",
-        ),
-        ((*WORKER, "nowhere", "--handler", "handler:two"), "there is no queue at"),
-    ],
-)
+@pytest.mark.parametrize("line", WRONG.strip().splitlines())
 def test_wrong_arguments_are_reported_in_one_line(
-    refusal: Callable[..., str],
-    queue: Queue,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    words: str,
-) -> None:
-    (tmp_path / "handler.py").write_text("def one(batch): ...\ndef two(batch, lease): ...\n")
-    reported = refusal(*arguments)
+    load: Callable[..., ModuleType], queue: Queue, line: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(Path(queue.path).parent)
+    Path("handler.py").write_text("def one(batch): ...\ndef two(batch, lease): ...\n")
+    monkeypatch.delitem(sys.modules, "handler", raising=False)
+    monkeypatch.setattr("spark_mq.spark.session", lambda *_, **__: pytest.fail("Spark starts"))
+    arguments, _, words = line.partition(" -> ")
+    job, *options = arguments.split()
+    main = load(job, *options).main
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module("_common").run(main)
+    reported = capsys.readouterr().err
     assert words in reported
-    assert reported.startswith(f"{arguments[0]}.py: error: ")
-    assert reported.count("\n") == 1
+    assert (caught.value.code, reported.count("\n")) == (2, 1)
+    assert reported.startswith(f"{job}.py: error: ")
 
 
 @pytest.mark.parametrize(
@@ -264,83 +218,75 @@ def test_the_worker_has_each_option_of_the_source_and_of_for_each_batch(
 # -- with Spark
 
 
-AVAILABLE = ("--trigger", "available-now")
-REJECTING = """
-def process(batch, lease):
-    plan = batch._jdf.queryExecution().executedPlan().toString()
-    print("read by Spark:", "FileScan parquet" in plan)
-    lease.reject(batch.where("key = '2'"), error="no such customer")
-"""
-
-
 @pytest.fixture
 def job(
-    spark: Any, load: Callable[..., ModuleType], capsys: pytest.CaptureFixture[str]
+    spark: Any, load: Callable[..., ModuleType], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., tuple[str, str]]:
-    """Run a job on a queue in this session. Return what it printed: results, and the rest."""
+    """Run a job on the queue in this session. Return what it printed: results, and the rest."""
 
-    def run(name: str, queue: Path, *arguments: str) -> tuple[str, str]:
-        load(name, "--queue", str(queue), *arguments).main()
-        found = capsys.readouterr()
-        return found.out, found.err
+    def run(name: str, *arguments: object) -> tuple[str, str]:
+        load(name, "--queue", str(tmp_path / "queue"), *map(str, arguments)).main()
+        return capsys.readouterr()
 
     return run
 
 
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """Three lines to publish, beside a handler that rejects the second one."""
+    (tmp_path / "rejecting.py").write_text(REJECTING)
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
+    return path
+
+
+def rejecting(lines: Path) -> list[object]:
+    handler, checkpoint = lines.with_name("rejecting.py"), lines.with_name("checkpoint")
+    return ["--group", "g", "--handler", f"{handler}:process", "--checkpoint", checkpoint]
+
+
 @pytest.mark.slow
 def test_the_jobs_publish_process_and_sweep_in_a_session_that_is_there(
-    job: Callable[..., tuple[str, str]], tmp_path: Path, limits: Limits
+    job: Callable[..., tuple[str, str]], lines: Path, limits: Limits
 ) -> None:
     limits(plan_bytes=1)  # Spark also reads the few bytes of a test
-    (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
-    (tmp_path / "rejecting.py").write_text(REJECTING)
-
-    lines, path = str(tmp_path / "in.jsonl"), tmp_path / "queue"
-    said, warned = job("publish", path, "--create", "--key-column", "no", lines)
+    said, warned = job("publish", "--create", "--key-column", "no", lines)
     assert "published 3 messages to" in said
     assert "warning" not in warned
-    worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
-    said, _ = job("worker", path, *worker, "--checkpoint", str(tmp_path / "c"), *AVAILABLE)
+    said, _ = job("worker", *rejecting(lines), *AVAILABLE)
     assert "read by Spark: True" in said
-    queue = Queue.open(path)
-    assert (queue.group("g").stats().acked, queue.group("g").stats().dead) == (2, 1)
-    assert "routed: 1" in job("sweep", path)[0]
-    (letter,) = queue.dead_letters.group("look").lease("w", max_messages=9).messages
+    queue = Queue.open(lines.with_name("queue"))
+    assert queue.group("g").stats() == having(acked=2, dead=1)
+    assert "routed: 1" in job("sweep")[0]
+    (letter,) = lease(queue.dead_letters).messages
     assert (letter.key, letter.headers["spark_mq.error"]) == ("2", "no such customer")
 
 
 @pytest.mark.slow
 def test_a_worker_rejects_values_that_do_not_fit_and_sweeps(
-    job: Callable[..., tuple[str, str]], tmp_path: Path
+    job: Callable[..., tuple[str, str]], lines: Path
 ) -> None:
-    (tmp_path / "in.jsonl").write_text('{"no": 1}\n{"no": 2}\n{"no": 3}\n')
-    (tmp_path / "rejecting.py").write_text(REJECTING)
-    path = tmp_path / "queue"
     columns = ["--key-column", "no", "--message-id-column", "nope"]
-    _, said = job("publish", path, "--create", *columns, str(tmp_path / "in.jsonl"))
+    _, said = job("publish", "--create", *columns, lines)
     assert "--message-id-column nope is null in all rows" in said
     assert "--key-column" not in said
-    worker = ("--group", "g", "--handler", f"{tmp_path}/rejecting.py:process")
     strict = ("--value-schema", "no STRING", "--invalid", "reject", "--sweep", "1m")
-    job("worker", path, *worker, "--checkpoint", str(tmp_path / "c"), *AVAILABLE, *strict)
-    assert Queue.open(path).group("g").stats().dead_lettered == 3, "it has swept"
+    job("worker", *rejecting(lines), *AVAILABLE, *strict)
+    queue = Queue.open(lines.with_name("queue"))
+    assert queue.group("g").stats().dead_lettered == 3, "it has swept"
 
 
 def test_the_publish_job_creates_lanes_and_publishes_priorities(
-    job: Callable[..., tuple[str, str]], tmp_path: Path
+    job: Callable[..., tuple[str, str]], lines: Path
 ) -> None:
-    path = tmp_path / "queue"
-    (tmp_path / "in.jsonl").write_text('{"n": 1, "k": "a"}\n{"n": 2, "k": "b", "urgent": 9}\n')
+    lines.write_text('{"n": 1, "k": "a"}\n{"n": 2, "k": "b", "urgent": 9}\n')
     given = ["--create", "--lanes", "8", "--key-column", "k", "--priority-column", "urgent"]
-    said, _ = job("publish", path, *given, str(tmp_path / "in.jsonl"))
-    assert "published 2 messages" in said
-    queue = Queue.open(path)
+    assert "published 2 messages" in job("publish", *given, lines)[0]
+    queue = Queue.open(lines.with_name("queue"))
     assert queue.settings.lanes == 8
-    group = queue.group("g")
-    group.configure(order="key")
-    lease = group.lease("w", max_messages=1)
-    assert [m.key for m in lease.messages] == ["b"]
-    (tmp_path / "in.jsonl").write_text('{"n": 3, "urgent": "very"}\n')
+    queue.group("g").configure(order="key")
+    assert [m.key for m in lease(queue, 1, "g").messages] == ["b"]
+    lines.write_text('{"n": 3, "urgent": "very"}\n')
     with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
         importlib.import_module("publish").main()
     assert queue.stats()["published"] == 2
@@ -357,7 +303,7 @@ def test_publish_json_lines(start, tmp_path: Path) -> None:
         "--header", "kind=kind", "--header", "source:=a test", "in.jsonl"
     )  # fmt: skip
     assert "published 2 messages to" in ended(run, 0)
-    first, second = Queue.open(tmp_path / "queue").group("g").lease("w", max_messages=9).messages
+    first, second = lease(Queue.open(tmp_path / "queue")).messages
     assert (first.value.decode(), second.value.decode()) == (lines[0], lines[2])
     assert first == having(key="7", message_id="a1", headers={"kind": "buy", "source": "a test"})
     assert (second.key, second.message_id, second.headers) == (None, "a2", {"source": "a test"})
@@ -383,9 +329,8 @@ def test_wrong_inputs_are_reported_and_nothing_is_published(
     code, reported = ends
     (tmp_path / "in.jsonl").write_text('{"body": "a"}\n{"text": "b"}\n')
     (tmp_path / "in.csv").write_text("id\n1\n")
-    said = ended(
-        start(sys.executable, JOBS / "publish.py", "--queue", queue.path, *arguments), code
-    )
+    publish = start(sys.executable, JOBS / "publish.py", "--queue", queue.path, *arguments)
+    said = ended(publish, code)
     (line,) = [line for line in said.splitlines() if "publish.py: error: " in line]
     assert reported in line
     if reported.startswith("INPUT"):
@@ -393,29 +338,24 @@ def test_wrong_inputs_are_reported_and_nothing_is_published(
     assert queue.stats()["published"] == 0
 
 
-@pytest.mark.spark
 @pytest.mark.slow
-def test_publish_csv_and_parquet(start, queue: Queue, tmp_path: Path) -> None:
+def test_publish_csv_and_parquet(
+    job: Callable[..., tuple[str, str]], queue: Queue, tmp_path: Path
+) -> None:
     (tmp_path / "in.csv").write_text("id,at,note\n1,NA,x\n2,5,NA\n3,6,z\n")
-    pq.write_table(
-        pa.table({"id": [4, 5, 6], "body": [b"\x00a", b"\x00b", b"\x00c"]}), tmp_path / "in.parquet"
-    )
-    csv = "--format csv --option nullValue=NA --key-column id in.csv"
-    parquet = "--format parquet --value-column body --header id=id in.parquet"
-    runs = [["--queue", queue.path, *words.split()] for words in (csv, parquet)]
-    program = IN_ONE_SESSION.format(jobs=str(JOBS), runs=runs)
-    ended(start(sys.executable, "-c", program), 0)
-    messages = queue.group("other").lease("w", max_messages=9).messages
+    rows = pa.table({"id": [4, 5, 6], "body": [b"\x00a", b"\x00b", b"\x00c"]})
+    pq.write_table(rows, tmp_path / "in.parquet")
+    csv = "--format csv --option nullValue=NA --key-column id"
+    parquet = "--format parquet --value-column body --header id=id"
+    job("publish", *csv.split(), tmp_path / "in.csv")
+    job("publish", *parquet.split(), tmp_path / "in.parquet")
+    messages = lease(queue).messages
     assert [json.loads(m.value) for m in messages[:3]] == [
-        {"id": "1", "note": "x"},
-        {"id": "2", "at": "5"},
-        {"id": "3", "at": "6", "note": "z"},
-    ]
+        {"id": "1", "note": "x"}, {"id": "2", "at": "5"}, {"id": "3", "at": "6", "note": "z"}
+    ]  # fmt: skip
     assert [m.key for m in messages] == ["1", "2", "3", None, None, None]
     assert [(m.value, m.headers) for m in messages[3:]] == [
-        (b"\x00a", {"id": "4"}),
-        (b"\x00b", {"id": "5"}),
-        (b"\x00c", {"id": "6"}),
+        (body, {"id": n}) for body, n in zip(rows["body"].to_pylist(), "456", strict=True)
     ]
 
 
@@ -424,27 +364,16 @@ def test_publish_csv_and_parquet(start, queue: Queue, tmp_path: Path) -> None:
 def test_a_worker_goes_on_after_a_batch_of_which_it_rejected_all(
     start, queue: Queue, tmp_path: Path
 ) -> None:
-    (tmp_path / "strict.py").write_text(
-        """
-def process(batch, lease):
-    rows = batch.selectExpr("*", "CAST(value AS STRING) AS word").persist()
-    lease.reject(rows.where("word = ''"), error="empty")
-    lease.append(rows.where("word <> ''").selectExpr("word AS value"))
-"""
-    )
+    (tmp_path / "strict.py").write_text(STRICT)
     sink = Queue.create(tmp_path / "sink")
     queue.group("g").configure(sink=sink.path)
     for texts in (["", ""], ["a", ""]):
         queue.publish(texts)
-        worker = start(
-            sys.executable, JOBS / "worker.py", "--queue", queue.path, "--group", "g",
-            "--handler", "strict:process", "--checkpoint", tmp_path / "checkpoint",
-            "--trigger", "available-now", "--on-error", "raise",
-        )  # fmt: skip
+        given = worker_of(queue, handler="strict")
+        worker = start(*PLAIN, *given, *AVAILABLE, "--on-error", "raise")
         assert "LeaseLost" not in ended(worker, 0)
-    stats = queue.group("g").stats()
-    assert (stats.acked, stats.dead, stats.leased) == (1, 3, 0)
-    assert [m.text for m in sink.group("look").lease("w", max_messages=9).messages] == ["a"]
+    assert queue.group("g").stats() == having(acked=1, dead=3, leased=0)
+    assert take(sink.group()) == ["a"]
 
 
 @pytest.mark.spark
@@ -455,14 +384,9 @@ def test_sigterm_lets_the_batch_in_hand_finish(
 ) -> None:
     (tmp_path / "slowly.py").write_text(HANDLER)
     queue.publish([f"m{n}" for n in range(25)])
-    command = (
-        submit("worker") if launcher == "spark-submit" else [sys.executable, JOBS / "worker.py"]
-    )
-    worker = start(
-        *command, "--queue", queue.path, "--group", "g", "--handler", "slowly:process",
-        "--checkpoint", tmp_path / "checkpoint",
-        "--max-messages", "10", "--worker-id", "w1"
-    )  # fmt: skip
+    command = submit("worker") if launcher == "spark-submit" else PLAIN
+    given = worker_of(queue, handler="slowly")
+    worker = start(*command, *given, "--max-messages", "10", "--worker-id", "w1")
     wait_for((tmp_path / "begun").exists, worker)
     worker.send_signal(signal.SIGTERM)
     reported = ended(worker, 143 if launcher == "spark-submit" else 0, within=45)
@@ -471,12 +395,9 @@ def test_sigterm_lets_the_batch_in_hand_finish(
     assert (tmp_path / "ended").read_text() == "10\n"
     assert (tmp_path / "checkpoint" / "commits" / "0").exists()
 
-    stats = queue.group("g").stats()
-    assert (stats.acked, stats.leased, stats.ready, stats.delayed) == (10, 0, 15, 0)
-    left = queue.group("g").lease("w2", max_messages=100).messages
-    assert [(m.value, m.delivery_count) for m in left] == [
-        (f"m{n}".encode(), 1) for n in range(10, 25)
-    ]
+    assert queue.group("g").stats() == having(acked=10, leased=0, ready=15, delayed=0)
+    left = lease(queue, 100, "g").messages
+    assert [(m.text, m.delivery_count) for m in left] == [(f"m{n}", 1) for n in range(10, 25)]
 
 
 @pytest.mark.spark
@@ -484,15 +405,12 @@ def test_sigterm_lets_the_batch_in_hand_finish(
 def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     start, queue: Queue, tmp_path: Path
 ) -> None:
-    other = Queue.create(tmp_path / "other", visibility_timeout="10m", clock_skew="0s")
+    other = make_queue(tmp_path / "other")
     (tmp_path / "hung.py").write_text(HANDLER.replace("time.sleep(3)", "time.sleep(600)"))
     queue.publish(["a", "b"])
     other.publish(["c"])
-    worker = start(
-        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--queue", other.path, "--group",
-        "g", "--handler", "hung:process",
-        "--checkpoint", tmp_path / "checkpoint", "--shutdown-timeout", "1s",
-    )  # fmt: skip
+    given = worker_of(queue, other, handler="hung")
+    worker = start(*PLAIN, *given, "--shutdown-timeout", "1s")
     wait_for((tmp_path / "begun").exists, worker)
     worker.send_signal(signal.SIGTERM)
     reported = ended(worker, 143, within=45)
@@ -500,20 +418,7 @@ def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     assert not (tmp_path / "ended").exists()
     for where, messages in ((queue, 2), (other, 1)):
         (held,) = group_ledger_of(where.group("g")).current()
-        assert (held.state, held.message_count, held.delivery_count) == ("leased", messages, 1)
-
-
-WAITING = """
-import pathlib, time
-
-def process(batch, lease):
-    home = pathlib.Path(__file__).parent
-    (home / "begun").touch()
-    while not (home / "go").exists():
-        time.sleep(0.05)
-    with (home / "ended").open("a") as ended:
-        ended.write(f"{batch.count()}" + chr(10))
-"""
+        assert held == having(state="leased", message_count=messages, delivery_count=1)
 
 
 @pytest.mark.spark
@@ -528,27 +433,20 @@ def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(
     """
     (tmp_path / "waiting.py").write_text(WAITING)
     queue.publish(["a", "b", "c"])
-    worker = start(
-        sys.executable, JOBS / "worker.py", "--queue", queue.path, "--group", "g", "--handler",
-        "waiting:process", "--checkpoint",
-        tmp_path / "checkpoint", "--visibility-timeout", "1s", "--max-lease-duration", "3s",
-    )  # fmt: skip
+    short = ("--visibility-timeout", "1s", "--max-lease-duration", "3s")
+    worker = start(*PLAIN, *worker_of(queue, handler="waiting"), *short)
     wait_for((tmp_path / "begun").exists, worker)
     children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
     jvm = next(
         int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java"
     )
-    freeze = (
-        (lambda number: os.kill(jvm, number))
-        if what == "the JVM"
-        else (lambda number: os.killpg(worker.pid, number))
-    )
-    freeze(signal.SIGSTOP)
+    kill, pid = (os.kill, jvm) if what == "the JVM" else (os.killpg, worker.pid)
+    kill(pid, signal.SIGSTOP)
     group, taken = queue.group("g"), []
     wait_for(lambda: taken.append(group.lease("other", max_messages=10)) or taken[-1], worker)
     assert [m.delivery_count for m in taken[-1].messages] == [2, 2, 2]
     (tmp_path / "go").touch()
-    freeze(signal.SIGCONT)
+    kill(pid, signal.SIGCONT)
     queue.publish(["d"])
     wait_for(lambda: group.ensure().stats().acked == 1, worker)
     assert taken[-1].ack().settled == 3
@@ -560,8 +458,8 @@ def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(
 @pytest.mark.slow
 def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path) -> None:
     queue.publish(["good", "bad"])
-    lease = queue.group("g").lease("w", max_messages=2)
-    lease.reject([lease.messages[1].sequence], error="bad")
+    held = lease(queue, group="g")
+    held.reject([held.messages[1].sequence], error="bad")
     sweep = start(*submit("sweep"), "--queue", queue.path, "--every", "1")
     wait_for(lambda: queue.group("g").ensure().stats().dead_lettered == 1, sweep)
     time.sleep(2)
@@ -570,6 +468,4 @@ def test_sweep_again_and_again_until_sigterm(start, queue: Queue, tmp_path: Path
     reports = [line for line in reported.splitlines() if line.startswith(f"swept {queue.path}: ")]
     assert len(reports) > 1
     assert "routed: 1" in reports[0]
-    assert [
-        m.value for m in queue.dead_letters.group("look").lease("w", max_messages=9).messages
-    ] == [b"bad"]
+    assert take(queue.dead_letters.group()) == ["bad"]
