@@ -14,22 +14,12 @@ SKEW = timedelta(seconds=1)
 Rows = list[dict[str, Any]]
 
 
-def row(
-    version: int,
-    event: str,
-    lease: str | None = "a",
-    *,
-    state: str = "available",
-    count: int = 1,
-    at: int = 0,
-    **more: Any,
-) -> dict[str, Any]:
+def row(version: int, event: str, lease: str = "a", at: int = 0, **more: Any) -> dict[str, Any]:
+    now = START + timedelta(seconds=at)
     return {
-        "version": version, "ordinal": 0, "consumer_group": "g", "event": event, "state": state,
-        "first": 0, "last": 1, "lease_id": lease,
-        "delivery_count": count, "leased_at": START + timedelta(seconds=at), "expires_at": None,
-        "available_at": None,
-        "committed_at": START + timedelta(seconds=at), **more,
+        "version": version, "ordinal": 0, "consumer_group": "g", "event": event,
+        "state": "available", "first": 0, "last": 1, "lease_id": lease, "delivery_count": 1,
+        "leased_at": now, "expires_at": None, "available_at": None, "committed_at": now, **more,
     }  # fmt: skip
 
 
@@ -38,8 +28,8 @@ def good() -> Rows:
     return [
         row(1, "leased", state="leased"),
         row(2, "lease_expired", at=62, available_at=START + timedelta(seconds=60)),
-        row(2, "leased", "b", state="leased", count=2, at=62),
-        row(3, "acked", "b", state="settled", count=2, at=63),
+        row(2, "leased", "b", state="leased", delivery_count=2, at=62),
+        row(3, "acked", "b", state="settled", delivery_count=2, at=63),
     ]
 
 

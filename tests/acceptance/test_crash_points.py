@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from support.checker import check, check_queue, dead_letters, history, published
 from support.crash_points import CASES, Case, Clock, Driver, child, received
+from support.handles import lease, leased
 from support.order_checker import check_order_of_queue, keys_of
 from support.tables import messages_of
 
@@ -42,25 +43,21 @@ FORKS.set_forkserver_preload(
     ]
 )
 
+PUBLISH = ["write of a data file of messages/", "commit 'publish' of messages/"]
+OF_LEDGERS = {"group": "create group", "seek": "seek", "configure": "configure",
+              "drop": "drop group", "unblock": "unblock: drop", "expire": "expire"}  # fmt: skip
+"""What the only commit of a case does to the ledgers."""
 WANTED = {
-    "publish": ["write of a data file of messages/", "commit 'publish' of messages/"],
-    "publish with a producer's number": ["write of a data file of messages/",
-        "commit 'publish' of messages/"],
-    "buffered publisher": ["write of a data file of messages/", "commit 'publish' of messages/"],
-    "group": ["commit 'create group' of leases/"],
-    "lease and extend": ["commit 'create group' of leases/", "commit 'lease' of leases/",
-        "commit 'extend' of leases/"],
+    **dict.fromkeys(("publish", "publish with a producer's number", "buffered publisher"), PUBLISH),
+    **{name: [f"commit '{commit}' of leases/"] for name, commit in OF_LEDGERS.items()},
+    "lease and extend": [
+        f"commit '{verb}' of leases/" for verb in ("create group", "lease", "extend")],
     "settle": [f"commit '{verb}' of leases/" for verb in ("ack", "nack", "reject", "release")],
     "work": [f"commit '{name}' of leases/" for name in ("lease", "ack+lease", "ack")],
     "checkpoint": ["commit 'lease' of leases/", "commit 'ack' of leases/",
         "write of the checkpoint of leases/", "write of the hint of leases/"],
-    "seek": ["commit 'seek' of leases/"],
     "purge": ["commit 'seek' of leases/", "commit 'trim' of leases/", "commit 'trim' of messages/",
         "delete of a data file of messages/"],
-    "configure": ["commit 'configure' of leases/"],
-    "drop": ["commit 'drop group' of leases/"],
-    "unblock": ["commit 'unblock: drop' of leases/"],
-    "expire": ["commit 'expire' of leases/"],
     "route": ["commit 'freeze dead' of leases/", "commit 'route' of messages/",
         "commit 'routed' of leases/"],
     "redrive": ["commit 'freeze redrive' of leases/", "commit 'redrive' of messages/",
@@ -71,18 +68,17 @@ WANTED = {
         "commit 'index commits' of commits/"],
     "archive": ["creation of history/", "commit 'archive' of history/"],
     "housekeeping": [
-        "write of the checkpoint of messages/", "write of the checkpoint of leases/",
-        "write of the hint of messages/", "write of the hint of leases/",
+        *(f"write of the {what} of {table}/" for what in ("checkpoint", "hint")
+          for table in ("messages", "leases")),
         "delete of a data file of leases/", "delete of a commit of leases/",
     ],
     "sweep": ["commit 'route' of messages/", "commit 'index commits' of commits/",
         "commit 'archive' of history/"],
     "stream": ["commit 'lease' of leases/", "commit 'ack' of leases/", "checkpoint's offset",
         "checkpoint's sink", "checkpoint's commit"],
-    "ordered stream": [
-        "commit 'lease' of leases/", "commit 'nack' of leases/", "commit 'ack' of leases/",
-        "checkpoint's offset", "checkpoint's sink", "checkpoint's commit",
-    ],
+    "ordered stream": ["commit 'lease' of leases/", "commit 'nack' of leases/",
+        "commit 'ack' of leases/", "checkpoint's offset", "checkpoint's sink",
+        "checkpoint's commit"],
 }  # fmt: skip
 
 
@@ -99,6 +95,13 @@ def run(
         reported[kind] += what
     process.join(60)
     return process.exitcode, reported
+
+
+def prepared(case: Case, folder: Path) -> tuple[Path, Path]:
+    """Make the queue of a case, and a copy of it."""
+    settings = {"visibility_timeout": "10m", "retry_delay": "1s", **(case.settings or {})}
+    case.prepare(Queue.create(folder / "queue", **settings))
+    return folder / "queue", Path(shutil.copytree(folder / "queue", folder / "template"))
 
 
 def steps(wanted: str) -> list[str]:
@@ -123,18 +126,13 @@ MORE = 1 if os.environ.get("CRASHES") == "all" else 5
 
 
 @pytest.mark.parametrize(
-    "step",
-    [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)],
+    "step", [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(
     case: Case, step: int, tmp_path: Path
 ) -> None:
-    path, template = tmp_path / "queue", tmp_path / "template"
-    case.prepare(
-        Queue.create(path, visibility_timeout="10m", retry_delay="1s", **(case.settings or {}))
-    )
-    shutil.copytree(path, template)
+    path, template = prepared(case, tmp_path)
     code, reported = run(case, path)
     assert code == 0
     points = reported["points"]
@@ -183,10 +181,8 @@ def each_number_once(queue: Queue, path: Path, killed: str) -> None:
 
 def routed_once(queue: Queue, path: Path, killed: str) -> None:
     assert check_queue(path, skew=timedelta(hours=-4), drained=[]).wrong == [], killed
-    assert sorted(Counter(group for group, _ in dead_letters(path)).items()) == [
-        ("default", 4),
-        ("other", 4),
-    ], killed
+    routed = Counter(group for group, _ in dead_letters(path))
+    assert routed == {"default": 4, "other": 4}, killed
     assert set(dead_letters(path).values()) == {1}, killed
 
 
@@ -197,9 +193,8 @@ def redriven_once(queue: Queue, path: Path, killed: str) -> None:
 
 
 def all_gone(queue: Queue, path: Path, killed: str) -> None:
-    assert [
-        p for p in Path(path, "messages").rglob("*.parquet") if p.parent.name != "_delta_log"
-    ] == [], killed
+    left = Path(path, "messages").rglob("*.parquet")
+    assert [p for p in left if p.parent.name != "_delta_log"] == [], killed
     assert queue.horizon() == messages_of(queue).index().last_sequence, killed
 
 
@@ -208,9 +203,7 @@ def dropped(queue: Queue, path: Path, killed: str) -> None:
     with contextlib.suppress(errors.GroupNotFound):
         queue.drop_group("other")
     assert queue.groups() == ["default"], killed
-    lease = queue.group("other").lease("w", max_messages=100)
-    assert lease is not None
-    assert len(lease) == 12, killed
+    assert len(lease(queue, 100, "other")) == 12, killed
 
 
 def delivered_once(queue: Queue, path: Path, killed: str) -> None:
@@ -260,17 +253,18 @@ def test_a_queue_whose_creation_was_killed_can_be_created(tmp_path: Path) -> Non
     code, reported = run(None, tmp_path / "whole")
     assert code == 0
     points = reported["points"]
-    assert [p for p in points if p.startswith("before creation") and p.endswith("/")] == [
-        "before creation of messages/", "before creation of leases/",
-        "before creation of messages/", "before creation of leases/",
-    ]  # fmt: skip
+    created = [p for p in points if p.startswith("before creation") and p.endswith("/")]
+    assert created == ["before creation of messages/", "before creation of leases/"] * 2
     for at, point in enumerate(points):
         if point.startswith("after") and at + 1 < len(points):
             continue  # nothing changes until the next step, so the disk is as before that
         path = tmp_path / str(at)
         assert run(None, path, at)[0] == -signal.SIGKILL, point
-        queue = Queue.create(path, exist_ok=True)
-        queue.publish("a")
-        assert queue.group().lease("w").ack().settled == 1  # type: ignore[union-attr]
-        assert queue.dead_letters.stats()["published"] == 0
-        assert os.listdir(path)
+        use(path, point)
+
+
+def use(path: Path, where: str) -> None:
+    """Create the queue if need be, and use it."""
+    queue = Queue.create(path, exist_ok=True)
+    assert leased(queue, "a").ack().settled == 1, where
+    assert queue.dead_letters.stats()["published"] == 0, where

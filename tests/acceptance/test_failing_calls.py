@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 from support.crash_points import CASES, Case, publish, take
 from support.failing_calls import Runner, Try, build
-from test_crash_points import checked
+from support.handles import take_all
+from support.tables import put_back
+from test_crash_points import checked, prepared, use
 
 from spark_mq import Queue
 
@@ -90,25 +92,13 @@ SOME = [
 def test_each_call_may_fail_and_nothing_is_lost_owned_twice_or_left_half_done(
     case: Case, count: int, library: Path, tmp_path: Path
 ) -> None:
-    path, template = tmp_path / "queue", tmp_path / "template"
-    case.prepare(
-        Queue.create(path, visibility_timeout="10m", retry_delay="1s", **(case.settings or {}))
-    )
-    shutil.copytree(path, template)
+    path, template = prepared(case, tmp_path)
     before = entries(path) if case.name in ONE_COMMIT else None
     said: Counter[str] = Counter()
     for found, where in tries(library, case.name, path, template, count):
         said[check_error(found, where, before, path, chore=case.name in CHORES)] += 1
         checked(case, path, found.reported, where)
     print(f"{case.name}: {dict(said)}")
-
-
-def usable(path: Path, where: str) -> None:
-    """Create the queue if need be, and use it."""
-    queue = Queue.create(path, exist_ok=True)
-    queue.publish("a")
-    assert queue.group().lease("w").ack().settled == 1, where  # type: ignore[union-attr]
-    assert queue.dead_letters.stats()["published"] == 0, where
 
 
 @pytest.mark.parametrize(
@@ -120,7 +110,7 @@ def test_each_call_of_a_create_may_fail_and_the_next_create_completes_it(
     path = tmp_path / "queue"
     for found, where in tries(library, None, path, tmp_path / "none", count):
         check_error(found, where, None, path)
-        usable(path, where)
+        use(path, where)
 
 
 @pytest.mark.slow
@@ -129,7 +119,7 @@ def test_each_call_of_a_recovery_may_fail_and_the_next_recovery_completes_it(
     older: list[str], library: Path, tmp_path: Path
 ) -> None:
     path, template = tmp_path / "queue", tmp_path / "template"
-    put_back(path, older)
+    make_older(path, older)
     shutil.copytree(path, template)
     expected = Queue.open(path).recover(dry_run=True)
     assert expected.needed
@@ -139,31 +129,17 @@ def test_each_call_of_a_recovery_may_fail_and_the_next_recovery_completes_it(
         assert not Queue.open(path).recover(dry_run=True).needed, where
         queue = Queue.open(path)
         queue.publish("after")
-        values = drained(queue)
-        assert "after" in values, where
-        assert {f"m{n}" for n in range(2, 12)} <= values, where
+        values = {*take_all(queue.group())}
+        assert {"after", *(f"m{n}" for n in range(2, 12))} <= values, where
 
 
-def put_back(path: Path, older: list[str]) -> None:
+def make_older(path: Path, older: list[str]) -> None:
     """Make a queue of which some tables are of before its last changes."""
     queue = Queue.create(path, retry_delay=0)
     publish(queue, 12)
     take(queue, 2).ack()
     queue.sweep()
-    for name in older:
-        shutil.copytree(path / name, path.parent / f"old {name}")
-    publish(queue, 4)
-    take(queue, 3).nack(delay=0)
-    queue.sweep()
-    for name in older:
-        shutil.rmtree(path / name)
-        shutil.copytree(path.parent / f"old {name}", path / name)
-
-
-def drained(queue: Queue) -> set[str]:
-    """Ack everything that the group has left, and return the values."""
-    found: set[str] = set()
-    while (lease := queue.group().lease("w", max_messages=100)) is not None:
-        found |= {message.value.decode() for message in lease.messages}
-        lease.ack()
-    return found
+    with put_back(queue, *older):
+        publish(queue, 4)
+        take(queue, 3).nack(delay=0)
+        queue.sweep()

@@ -10,12 +10,12 @@ import random
 import signal
 import time
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.processes import SPAWN
+from support.processes import SHORT, SPAWN, start
+from support.queues import Place
 from support.sinks import SCHEMA, make_sink, values
 
 from spark_mq import Lease, Queue
@@ -43,25 +43,13 @@ def work(path: str, options: dict[str, str], stop: Event, ready: Event) -> None:
     group.work(handle, mode="batch", max_messages=20, poll_interval="50ms", stop=stop)
 
 
-@pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, dict[str, str]]:
-    """Where a queue and its sink may be: two paths and storage options."""
-    if request.config.getoption("--store"):
-        store = request.getfixturevalue("remote")
-        return store.new_path(), store.new_path(), store.options
-    return str(tmp_path / "queue"), str(tmp_path / "sink"), {}
-
-
 @pytest.mark.parametrize("kind", ["table", "queue"])
-def test_workers_that_are_killed_write_each_message_once(
-    place: tuple[str, str, dict[str, str]], kind: str
-) -> None:
-    path, sink, options = place
+def test_workers_that_are_killed_write_each_message_once(place: Place, kind: str) -> None:
+    given, sink = place(), place()["path"]
+    path, options = given["path"], given.get("storage_options", {})
     make_sink(sink, kind, options)
-    queue = Queue.create(
-        path, storage_options=options, visibility_timeout="1s", clock_skew="100ms",
-        max_delivery_attempts=None, breaker_threshold=None,
-    )  # fmt: skip
+    settings = {**SHORT, "max_delivery_attempts": None, "breaker_threshold": None}
+    queue = Queue.create(**given, **settings)
     group = queue.group("billing")
     group.configure(sink=sink)
     stop, draw, count = SPAWN.Event(), random.Random(KILLS), 0
@@ -89,14 +77,10 @@ def test_workers_that_are_killed_write_each_message_once(
     queue.sweep()
     texts = [str(n) for n in range(count)]
     assert values(sink, options) == sorted(t for t in texts if t[-1] != BAD)
-    letters = queue.list_dead_letters().to_pylist()
-    assert sorted(one["value"].decode() for one in letters) == sorted(
-        t for t in texts if t[-1] == BAD
-    )
+    letters = [value.decode() for value in queue.list_dead_letters()["value"].to_pylist()]
+    assert sorted(letters) == sorted(t for t in texts if t[-1] == BAD)
 
 
 def begin(path: str, options: dict[str, str], stop: Event) -> tuple[Any, Event]:
     ready = SPAWN.Event()
-    process = SPAWN.Process(target=work, args=(path, options, stop, ready), daemon=True)
-    process.start()
-    return process, ready
+    return start(work, path, options, stop, ready), ready

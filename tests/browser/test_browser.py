@@ -109,12 +109,6 @@ def test_a_message_is_retried_from_its_page(open_page: Open, queue: Queue, addre
     assert queue.group("billing").stats().delayed == 0
 
 
-def test_without_a_queue_there_is_a_hint(open_page: Open, address: str) -> None:
-    page = open_page()
-    page.goto(address)
-    assert "spark-mq queue create" in page.inner_text("main")
-
-
 def test_all_comes_from_the_page_itself(open_page: Open, queue: Queue, address: str) -> None:
     page = open_page()
     asked: list[str] = []

@@ -28,9 +28,7 @@ def spark() -> Iterator[Any]:
         "spark.sql.shuffle.partitions": "2",
     }
     builder = SparkSession.builder.master("local[2]").appName("spark_mq and a catalog")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    session = builder.config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

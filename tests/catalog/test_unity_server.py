@@ -6,14 +6,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
 from support.commands import in_a_process
-from support.harness import Stream, numbered, values
+from support.harness import Stream, numbered, publish, until, values
 from support.unity_server import UnityServer
 
 from spark_mq import Queue
@@ -21,17 +20,10 @@ from spark_mq.errors import InvalidOption, StorageError
 from spark_mq.integrations.unity_catalog import locate
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def let_keys_end(unity: UnityServer) -> None:
     """Wait until the store refuses all keys that the catalog has given so far."""
     given = list(unity.keys.given)
-    wait_until(lambda: set(given) <= set(unity.keys.ended), "the keys do not end")
+    until(lambda: set(given) <= set(unity.keys.ended), "the keys do not end")
 
 
 def s3_store(unity: UnityServer, keys: dict[str, Any]) -> Any:
@@ -50,8 +42,7 @@ def s3_store(unity: UnityServer, keys: dict[str, Any]) -> Any:
 def test_the_store_ends_the_keys_that_the_catalog_gave(unity: UnityServer) -> None:
     """Or the tests below would show nothing."""
     keys = locate(f"uc://{unity.new_volume()}", unity.options, {}).credentials()
-    until = keys["expires_at"].timestamp()
-    assert until - time.time() <= unity.keys.life
+    assert keys["expires_at"].timestamp() - time.time() <= unity.keys.life
     store = s3_store(unity, keys)
     obstore.put(store, "data/x", b"x")
     let_keys_end(unity)
@@ -109,7 +100,7 @@ def test_a_worker_outlives_its_keys(unity: UnityServer, caplog: pytest.LogCaptur
             while len(unity.keys.ended) < before + 3:
                 queue.publish([f"{sent:03d}"])
                 sent += 1
-                wait_until(lambda sent=sent: len(done) == sent, "the worker stands still")
+                until(lambda sent=sent: len(done) == sent, "the worker stands still")
         finally:
             stop.set()
             worker.join()
@@ -155,7 +146,7 @@ def test_sink_source_and_batch_function_outlive_their_keys(
         rows = spark.range(20, numPartitions=2).selectExpr(
             f"format_string('%03d', id + {20 * turn}) AS value"
         )
-        rows.write.format("spark_mq").mode("append").options(**options).save(queue.path)
+        publish(rows, queue.path, **options)
         stream.settle_with(process)
         let_keys_end(unity)
     assert sorted(seen) == numbered(40)

@@ -42,9 +42,7 @@ def spark(cluster: Any) -> Iterator[Any]:
         "spark.speculation.minTaskRuntime": "200ms",
     }
     builder = SparkSession.builder.master(cluster.url).appName("spark_mq on a cluster")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    session = builder.config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("OFF")  # the deaths that the tests arrange would fill pages
     session.dataSource.register(GatedSource)
     yield session

@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from support.checker import between, check_queue, history, published
 from support.cluster import Cluster, kill
 from support.harness import Stream, until
-from support.processes import SKEW, SPAWN, chores, consume, crash, idle, never_ack, publish
+from support.processes import SHORT, SPAWN, chores, consume, crash, idle, never_ack, publish
 from support.processes import start as start_process
 
 from spark_mq import Queue
@@ -56,19 +56,10 @@ class Worker:
         self.at_work.mkdir()
         self.batches = 0
         self.seen: list[tuple[str, int, int]] = []
-        self.stream = Stream(
-            spark,
-            queue,
-            home / name,
-            group="default",
-            workerId=name,
-            minPartitions="4",
-            maxMessagesPerTrigger="60",
-            visibilityTimeout="2s",
-        )
-        self.query = self.stream.start(
-            self.stream.group.for_each_batch(self.process), available_now=False
-        )
+        options = {"minPartitions": "4", "maxMessagesPerTrigger": "60", "visibilityTimeout": "2s"}
+        stream = Stream(spark, queue, home / name, group="default", workerId=name, **options)
+        each = stream.group.for_each_batch(self.process)
+        self.query = stream.start(each, available_now=False)
 
     def process(self, batch: Any, lease: Any) -> None:
         rows = batch.rdd.mapPartitions(working(self.at_work)).collect()
@@ -88,9 +79,8 @@ def kill_in_mid_task(cluster: Cluster, workers: list[Worker], times: int) -> Non
         def killed(
             victim: Worker = victim, of_executor: bool = of_executor, batches: int = batches
         ) -> bool:
-            if (
-                victim.batches == batches
-            ):  # Spark gives a task up after some failures, and that is not what is looked for
+            # Spark gives a task up after some failures, and that is not what is looked for.
+            if victim.batches == batches:
                 return False
             for path in victim.at_work.iterdir():
                 pid = int(path.name)
@@ -109,20 +99,11 @@ def kill_in_mid_task(cluster: Cluster, workers: list[Worker], times: int) -> Non
 def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(
     cluster: Cluster, spark: Any, tmp_path: Path, kills: int
 ) -> None:
-    queue = Queue.create(
-        tmp_path / "queue",
-        visibility_timeout="1s",
-        clock_skew=SKEW,
-        max_delivery_attempts=20,
-        retry_delay="0s",
-        max_tracked_ranges=10_000,
-    )
+    settings = {**SHORT, "retry_delay": "0s", "max_tracked_ranges": 10_000}
+    queue = Queue.create(tmp_path / "queue", **settings)
     stop, enough = SPAWN.Event(), SPAWN.Event()
     processes = [start_process(publish, queue.path, {}, size, enough) for size in (7, 12)]
-    processes += [
-        start_process(chores, queue.path, {}, stop),
-        start_process(consume, queue.path, {}, stop),
-    ]
+    processes += [start_process(target, queue.path, {}, stop) for target in (chores, consume)]
     bad = [start_process(never_ack, queue.path, {}, 3), start_process(crash, queue.path, {})]
     workers = [Worker(spark, queue, tmp_path, name) for name in ("one", "two")]
     try:
@@ -131,9 +112,8 @@ def test_nothing_is_lost_or_owned_twice_while_executors_are_killed(
             process.join(120)
         enough.set()
         until(lambda: idle(queue), "all is settled")
-        assert all(worker.query.isActive for worker in workers), (
-            "a killed executor is no reason for a query to end"
-        )
+        ended = [worker for worker in workers if not worker.query.isActive]
+        assert not ended, "a killed executor is no reason for a query to end"
     finally:
         enough.set()
         stop.set()
@@ -154,16 +134,13 @@ def check_rows(queue: Queue, workers: list[Worker]) -> None:
     """
     rows = [row for worker in workers for row in worker.seen]
     assert rows, "the stream workers had a share of the work"
-    assert len({(lease, sequence) for lease, sequence, _ in rows}) == len(rows), (
-        "a message came twice in one batch"
-    )
+    distinct = {(lease, sequence) for lease, sequence, _ in rows}
+    assert len(distinct) == len(rows), "a message came twice in one batch"
     sequences = published(queue.path)
     leased: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for event in history(queue.path):
         if event["event"] == "leased":
-            leased[event["lease_id"]] |= {
-                (seq, event["delivery_count"])
-                for seq in between(sequences, event["first"], event["last"])
-            }
+            held = between(sequences, event["first"], event["last"])
+            leased[event["lease_id"]] |= {(seq, event["delivery_count"]) for seq in held}
     for lease in {lease for lease, _, _ in rows}:
         assert {(seq, count) for id_, seq, count in rows if id_ == lease} == leased[lease]

@@ -16,18 +16,16 @@ from pyspark.sql import functions as F
 from support.checker import published
 from support.cluster import Cluster, kill
 from support.gates import PATIENCE, Gate, rows_at
+from support.handles import take_all
 from support.harness import Stream, finish, make_queue, numbered, start, until
+from support.having import having
+from support.marks import slow
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue
 
 ROWS = 40
-FATES = (
-    "slow",
-    pytest.param("frozen", marks=pytest.mark.slow),
-    pytest.param("worker killed", marks=pytest.mark.slow),
-    "executor killed",
-)
+FATES = ("slow", slow("frozen"), slow("worker killed"), "executor killed")
 
 
 @dataclass(frozen=True)
@@ -92,12 +90,10 @@ def test_a_task_that_reads_is_run_again_and_each_row_comes_once(here: Here, fate
 
     meets(here, fate, lambda: stream.settle_with(process))
     (rows,) = batches
-    assert sorted((sequence, value) for sequence, _, value in rows) == list(
-        zip(receipt.sequences, numbered(ROWS), strict=True)
-    )
+    published = list(zip(receipt.sequences, numbered(ROWS), strict=True))
+    assert sorted((sequence, value) for sequence, _, value in rows) == published
     assert len({lease for _, lease, _ in rows}) == 1
-    stats = stream.group.stats()
-    assert (stats.acked, stats.leased) == (ROWS, 0)
+    assert stream.group.stats() == having(acked=ROWS, leased=0)
 
 
 def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(
@@ -114,12 +110,8 @@ def test_rows_are_settled_once_whatever_becomes_of_the_task_that_names_them(
 
     meets(here, fate, lambda: stream.settle_with(process))
     assert settled == [ROWS // 2]
-    dead = {
-        seq
-        for r in group_ledger_of(stream.group).current()
-        if r.state == "dead"
-        for seq in range(r.first, r.last + 1)
-    }
+    ranges = [r for r in group_ledger_of(stream.group).current() if r.state == "dead"]
+    dead = {seq for r in ranges for seq in range(r.first, r.last + 1)}
     assert dead == {seq for seq in receipt.sequences if seq % 2}
     assert stream.group.stats().acked == ROWS // 2
 
@@ -134,9 +126,8 @@ def test_a_publish_lands_once_whatever_becomes_of_a_task_that_has_written_its_fi
     meets(here, fate, job)
     assert len(published(here.queue.path)) == ROWS
     assert taken(here.queue) == numbered(ROWS)
-    assert len(files(here.queue)) > len(messages_of(here.queue).index().files), (
-        "the first attempt had written its file: it lies there, unpublished"
-    )
+    known = messages_of(here.queue).index().files
+    assert len(files(here.queue)) > len(known), "the first attempt's file lies there, unpublished"
 
 
 @pytest.mark.slow
@@ -164,14 +155,12 @@ def test_a_publish_whose_task_dies_each_time_publishes_nothing(here: Here, strea
 
 def publish(here: Here, gate: Gate, streaming: bool) -> None:
     """Publishes numbered(ROWS) in four tasks."""
-    here.spark.createDataFrame(
-        [], "none INT"
-    )  # makes the session this thread's: elsewhere Spark does not find the format of a write
+    # Makes the session this thread's: elsewhere Spark does not find the format of a write.
+    here.spark.createDataFrame([], "none INT")
     options = {"gate": str(gate.home), "attempts": str(gate.attempts)}
     if not streaming:
-        rows = here.spark.range(ROWS, numPartitions=4).select(
-            F.format_string("%03d", "id").alias("value")
-        )
+        rows = here.spark.range(ROWS, numPartitions=4)
+        rows = rows.select(F.format_string("%03d", "id").alias("value"))
         rows.write.format("gated").mode("append").options(**options).save(here.queue.path)
         return
     lines = here.home / "lines"
@@ -190,5 +179,4 @@ def files(queue: Queue) -> list[Path]:
 
 
 def taken(queue: Queue) -> list[str]:
-    lease = queue.group("check").lease("test", max_messages=10 * ROWS)
-    return sorted(bytes(message.value).decode() for message in lease.messages) if lease else []
+    return sorted(take_all(queue.group("check")))

@@ -18,6 +18,8 @@ from spark_mq.errors import ContentionTimeout, LeaseLost
 
 SPAWN: Final = multiprocessing.get_context("spawn")
 SKEW: Final = "100ms"
+SHORT: Final = {"visibility_timeout": "1s", "clock_skew": SKEW, "max_delivery_attempts": 20}
+"""Settings of a queue whose leases run out soon."""
 SLOW: Final = (LeaseLost, ContentionTimeout)
 """On a slow store a lease of one second runs out, and one process may lose races for half a minute:
 both are reported as they are.
@@ -101,13 +103,6 @@ def work_on_messages(path: str, options: dict[str, str]) -> None:
     Queue.open(path, storage_options=options).group().work(
         handle_one, mode="message", max_messages=30, threads=4, poll_interval="50ms"
     )
-
-
-def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.05)
 
 
 def start(target: Callable[..., None], *args: Any) -> Any:

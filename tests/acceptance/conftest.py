@@ -1,0 +1,5 @@
+"""Share the place of a queue with tests/operations."""
+
+from support.queues import place
+
+__all__ = ["place"]
