@@ -41,9 +41,7 @@ def pod(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_helm_lint_finds_nothing(tools: Run) -> None:
-    assert "1 chart(s) linted, 0 chart(s) failed" in tools(
-        "helm", "lint", "--strict", CHART, *LEAST
-    )
+    tools("helm", "lint", "--strict", CHART, *LEAST)
 
 
 def test_the_chart_has_the_version_of_the_package(version: str) -> None:
@@ -52,18 +50,11 @@ def test_the_chart_has_the_version_of_the_package(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [
-        ("--set", "queue="),
-        ("--set", "worker.handler=billing"),
-        ("--set", "worker.treads=4"),
-        ("--set", "web.enabled=true"),
-        ("--set", "sweep.schedule=hourly"),
-        ("--set", "environment.RETRIES=3"),
-    ],
-)
-def test_a_bad_value_is_refused_by_the_schema(tools: Run, bad: tuple[str, str]) -> None:
-    tools("helm", "template", "orders", CHART, *LEAST, *bad, expect=1)
+    "bad", ["queue=", "worker.handler=billing", "worker.treads=4", "web.enabled=true",
+            "sweep.schedule=hourly", "environment.RETRIES=3"],
+)  # fmt: skip
+def test_a_bad_value_is_refused_by_the_schema(tools: Run, bad: str) -> None:
+    tools("helm", "template", "orders", CHART, *LEAST, "--set", bad, expect=1)
 
 
 def test_the_least_values_give_workers_that_may_finish_and_a_sweep(
@@ -71,12 +62,9 @@ def test_the_least_values_give_workers_that_may_finish_and_a_sweep(
 ) -> None:
     manifests = render(tools, tmp_path)
     assert {*manifests} == {
-        ("ConfigMap", "orders"),
-        ("ServiceAccount", "orders"),
-        ("Deployment", "orders-worker"),
-        ("PodDisruptionBudget", "orders-worker"),
-        ("CronJob", "orders-sweep"),
-    }
+        ("ConfigMap", "orders"), ("ServiceAccount", "orders"), ("Deployment", "orders-worker"),
+        ("PodDisruptionBudget", "orders-worker"), ("CronJob", "orders-sweep"),
+    }  # fmt: skip
     worker = pod(manifests["Deployment", "orders-worker"])
     arguments = worker["containers"][0]["args"]
     shutdown = arguments[arguments.index("--shutdown-timeout") + 1]
@@ -114,11 +102,9 @@ def test_all_that_the_chart_can_do_fits_the_schemas_and_the_command_line(
     assert ("NetworkPolicy", "orders-web") in manifests
     account = manifests["ServiceAccount", "orders"]["metadata"]["annotations"]
     assert account == values["serviceAccount"]["annotations"]
-    for kind, name in (
-        *(("Deployment", "orders-worker"), ("Deployment", "orders-web")),
-        ("CronJob", "orders-sweep"),
-    ):
-        spec = pod(manifests[kind, name])
+    run = [one for (kind, _), one in manifests.items() if kind in ("Deployment", "CronJob")]
+    assert len(run) == 3
+    for spec in map(pod, run):
         assert spec["securityContext"]["runAsNonRoot"]
         (container,) = spec["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"]

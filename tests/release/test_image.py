@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.handles import until
 
 from spark_mq import Queue
 
@@ -83,13 +83,6 @@ def image(tmp_path: Path) -> Iterator[Image]:
         subprocess.run([*engine, "rm", "--force", name], capture_output=True, check=False)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_the_image_has_the_version_and_neither_root_nor_a_package_manager(
     image: Image, version: str
 ) -> None:
@@ -105,7 +98,7 @@ def test_a_worker_that_is_stopped_finishes_what_it_handles(image: Image) -> None
         "spark-mq-test-worker", "spark-mq:test", "work", "/queues/billing.py:handle",
         "-q", "/queues/orders", "-g", "billing", "--max-messages", "2", "-o", "json",
     )  # fmt: skip
-    wait_for((image.folder / "started").exists)
+    until((image.folder / "started").exists, 300)
     image.stop("spark-mq-test-worker", seconds=30)
     out, _ = worker.communicate(timeout=120)
     assert worker.returncode == 0, out
@@ -130,7 +123,7 @@ def test_the_page_answers_and_ends_after_sigterm(image: Image) -> None:
         except (urllib.error.URLError, ConnectionError):
             return False
 
-    wait_for(answers)
+    until(answers, 300)
     image.stop("spark-mq-test-web", seconds=20)
     out, _ = page.communicate(timeout=120)
     assert page.returncode == 0, out

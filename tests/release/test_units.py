@@ -41,16 +41,9 @@ def verify(folder: Path) -> str:
     return "\n".join(line for line in done.stderr.splitlines() if "spark-mq" in line)
 
 
-@pytest.fixture
-def units(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(SYSTEMD, tmp_path / "units"))
-
-
-def test_systemd_finds_nothing_wrong(units: Path) -> None:
+def test_systemd_finds_nothing_but_a_mistake(tmp_path: Path) -> None:
+    units = Path(shutil.copytree(SYSTEMD, tmp_path / "units"))
     assert verify(units) == ""
-
-
-def test_systemd_finds_a_mistake(units: Path) -> None:
     path = units / "spark-mq-web.service"
     path.write_text(path.read_text().replace("Restart=always", "Restart=sometimes"))
     assert "specifier, ignoring: sometimes" in verify(units)
@@ -94,7 +87,4 @@ def test_each_line_of_cron_is_a_time_a_user_and_a_command_that_exists(
         assert user == "queues"
         _, _, words = command.rpartition(COMMAND)
         parse_command(*shlex.split(words))
-
-
-def test_a_time_that_cron_cannot_read_is_found(tools: Run) -> None:
     tools("python", "-c", CHECK, "61 * * * *", expect=1)
