@@ -46,6 +46,13 @@ RIGHT = basic("bob", PASSWORD)
 WRONG = [basic("bob", "wrong"), {"Authorization": "Bearer wrong"}, {"Authorization": "Basic %"}]
 
 
+@pytest.fixture
+def client(visit: Visit, queue: Queue) -> TestClient:
+    """One that may change the queue, whose dead message is a dead letter now."""
+    queue.sweep()
+    return visit(allow_changes=True)
+
+
 def form_of(client: TestClient, **query: Any) -> dict[str, str]:
     """The fields of the form that asks for confirmation."""
     given = after_a_visit(client, **query) if "find" in query else query
@@ -303,11 +310,10 @@ def test_a_connection_without_a_whole_request_is_closed(
 
 
 def test_half_a_form_is_answered_and_closed(
-    visit: Visit, queue: Queue, limits: Limits, served: Serve
+    client: TestClient, limits: Limits, served: Serve
 ) -> None:
     limits(web_form_seconds=0.2)
-    client = connect(served(visit(allow_changes=True).app), FORM + b"do=sweep")
-    answer = received(client)
+    answer = received(connect(served(client.app), FORM + b"do=sweep"))
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"The form did not arrive" in answer
 
@@ -409,9 +415,7 @@ def test_elsewhere_a_password_is_required(tmp_path: Any) -> None:
     for address in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(InvalidOption, match="SPARK_MQ_WEB_PASSWORD"):
             serve(overviews, Access(), address=address, port=0, listening=print)
-    assert security.is_local("127.0.0.1")
-    assert security.is_local("::1")
-    assert security.is_local("localhost")
+    assert all(map(security.is_local, ("127.0.0.1", "::1", "localhost")))
 
 
 def test_a_page_that_only_looks_offers_and_makes_no_change(visit: Visit, queue: Queue) -> None:
@@ -497,8 +501,8 @@ def test_a_change_asks_first_refuses_strangers_and_names_the_user(
     assert (operation, "alice") in who(busy)
 
 
-def test_a_change_that_changes_nothing_says_so(visit: Visit, queue: Queue) -> None:
-    client, texts = visit(allow_changes=True), []
+def test_a_change_that_changes_nothing_says_so(client: TestClient) -> None:
+    texts = []
     for _ in range(2):
         form = form_of(client, do="retry-message", group="billing", sequence="1:1")
         texts.append(change(client, form)[1])
@@ -506,8 +510,7 @@ def test_a_change_that_changes_nothing_says_so(visit: Visit, queue: Queue) -> No
     assert ["Nothing changed" in text for text in texts] == [False, True]
 
 
-def test_a_pause_may_have_an_end(visit: Visit, queue: Queue) -> None:
-    client = visit(allow_changes=True)
+def test_a_pause_may_have_an_end(client: TestClient, queue: Queue) -> None:
     form = form_of(client, do="pause", group="billing")
     wrong = client.post("/change/orders", data={**form, "until": "2026-01-31T12:00:00"})
     assert wrong.status_code == 400
@@ -550,9 +553,7 @@ def test_the_token_belongs_to_a_session_and_a_user() -> None:
     assert len(tokens | {Access().csrf_token("s", "a")}) == 5
 
 
-def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -> None:
-    queue.sweep()
-    client = visit(allow_changes=True)
+def test_dead_letters_are_redriven_after_a_dry_run(client: TestClient, queue: Queue) -> None:
     form = form_of(client, do="redrive", find=1, reason="rejected", limit=5)
     assert queue.describe().dead_letters == 1
     _, shown = change(client, form)
@@ -565,10 +566,10 @@ def test_dead_letters_are_redriven_after_a_dry_run(visit: Visit, queue: Queue) -
     assert client.post("/change/orders", data={**form, "find": ""}).status_code == 400
 
 
-def test_a_redrive_to_all_groups_gives_each_the_letters_again(visit: Visit, queue: Queue) -> None:
-    queue.sweep()
+def test_a_redrive_to_all_groups_gives_each_the_letters_again(
+    client: TestClient, queue: Queue
+) -> None:
     before = {name: stats.ready for name, stats in queue.describe().groups.items()}
-    client = visit(allow_changes=True)
     change(client, form_of(client, do="redrive", find=1, all_groups=1))
     assert queue.redrive().messages == 0
     ready = {name: stats.ready for name, stats in queue.describe().groups.items()}
@@ -577,10 +578,8 @@ def test_a_redrive_to_all_groups_gives_each_the_letters_again(visit: Visit, queu
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", None, "forged", "another server's"])
 def test_a_condition_of_another_site_is_shown_and_not_run(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch, site: str | None
+    visit: Visit, client: TestClient, monkeypatch: pytest.MonkeyPatch, site: str | None
 ) -> None:
-    queue.sweep()
-    client = visit(allow_changes=True)
     query = {"find": "1", "reason": "rejected"}
     headers = {}
     if site in ("cross-site", "same-site"):
@@ -615,11 +614,9 @@ def test_a_condition_of_another_site_is_shown_and_not_run(
     assert run
 
 
-def test_no_address_has_a_secret(visit: Visit, queue: Queue) -> None:
+def test_no_address_has_a_secret(client: TestClient, queue: Queue) -> None:
     """The logs of a proxy have addresses. A form with a secret is posted."""
-    queue.sweep()
     queue.schedule("nightly", cron="0 2 * * *", message="x")
-    client = visit(allow_changes=True)
     form = form_of(client, do="pause", group="billing")
     secrets = {form["csrf"], client.cookies[COOKIE], *client.cookies[COOKIE].split(".")}
     pages, sent = dict(crawl(client)), 0
@@ -634,12 +631,10 @@ def test_no_address_has_a_secret(visit: Visit, queue: Queue) -> None:
     assert sent > 5, "the forms that change something have the token"
 
 
-def test_the_links_of_the_page_run_their_conditions(visit: Visit, queue: Queue) -> None:
-    queue.sweep()
+def test_the_links_of_the_page_run_their_conditions(client: TestClient, queue: Queue) -> None:
     (own,) = queue.dead_letters.peek()
     quoted = {**own.headers, "spark_mq.reason": "it's 'odd'"}
     queue.dead_letters.publish(Message("x", headers=quoted))
-    client = visit(allow_changes=True)
 
     def links(address: str, to: str) -> list[str]:
         found = re.findall(rf'href="({to}[^"]*)"', client.get(address).text)
@@ -658,14 +653,13 @@ def test_the_links_of_the_page_run_their_conditions(visit: Visit, queue: Queue) 
 
 
 def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
-    visit: Visit, queue: Queue
+    client: TestClient, queue: Queue
 ) -> None:
     def reject_all() -> None:
         queue.group("billing").lease("w", max_messages=9).reject(error="spam")
         queue.sweep()
 
     reject_all()
-    client = visit(allow_changes=True)
     spam = next(failure for failure in queue.failures() if failure.error == "spam")
     query = {"do": "discard", "find": 1, "shape": spam.shape}
     form = form_of(client, **query)
@@ -691,12 +685,11 @@ def test_a_page_of_letters_looks_for_them_once(
     assert len(looks) == 1
 
 
-def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
+def test_ticked_letters_are_redriven(visit: Visit, client: TestClient, queue: Queue) -> None:
     queue.publish([f"{n}" for n in range(4)])
     queue.group("billing").lease("w", max_messages=9).reject(error="too")
     queue.sweep()
     letters = queue.newest_dead_letters()["dead_letter_sequence"].to_pylist()
-    client = visit(allow_changes=True)
     page = client.get("/letters/orders").text
     boxes = re.findall(r'<input type="checkbox" name="pick" value="(\d+)"', page)
     assert [int(box) for box in boxes] == letters
@@ -712,9 +705,9 @@ def test_ticked_letters_are_redriven(visit: Visit, queue: Queue) -> None:
 
 
 def test_a_leased_message_is_taken_from_its_worker_only_if_ticked(
-    visit: Visit, queue: Queue
+    client: TestClient, queue: Queue
 ) -> None:
-    client, group = visit(allow_changes=True), queue.group("billing")
+    group = queue.group("billing")
     form = form_of(client, do="discard-message", group="billing", sequence="1:3")
     refused = client.post("/change/orders", data=form)
     assert refused.status_code == 409
@@ -724,8 +717,7 @@ def test_a_leased_message_is_taken_from_its_worker_only_if_ticked(
     assert group.stats().leased == 0
 
 
-def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
-    client = visit(allow_changes=True)
+def test_wrong_changes_are_refused(client: TestClient, queue: Queue) -> None:
     limit = {"do": "configure", "group": "billing", "setting": "max_in_flight", "value": "7"}
     for query, code in (
         ({"do": "drop"}, 400), ({}, 400), ({"do": "pause"}, 404),
@@ -738,8 +730,8 @@ def test_wrong_changes_are_refused(visit: Visit, queue: Queue) -> None:
         ({"do": "pause-schedule", "schedule": "none"}, 404),
     ):  # fmt: skip
         assert client.get("/change/orders", params=query).status_code == code, query
-    first = visit(allow_changes=True)
-    asked = first.get("/change/orders", params={"do": "redrive", "find": 1})
+    client.cookies.clear()
+    asked = client.get("/change/orders", params={"do": "redrive", "find": 1})
     assert asked.status_code == 403
     form = form_of(client, do="sweep")
     many = {**form, **{f"field-{n}": "x" for n in range(20)}}
