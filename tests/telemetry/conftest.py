@@ -25,25 +25,17 @@ class Recorded:
         (found,) = self.spans(name)
         return found
 
-    def points(self, metric: str) -> list[Any]:
+    def metrics(self) -> list[Any]:
         data = self._metrics.get_metrics_data()
-        return [
-            point
-            for of in (data.resource_metrics if data else ())
-            for scope in of.scope_metrics
-            for one in scope.metrics
-            if one.name == metric
-            for point in one.data.data_points
+        scopes = [
+            scope for of in (data.resource_metrics if data else ()) for scope in of.scope_metrics
         ]
+        return [metric for scope in scopes for metric in scope.metrics]
 
-    def units(self) -> dict[str, str]:
-        data = self._metrics.get_metrics_data()
-        return {
-            one.name: one.unit
-            for of in data.resource_metrics
-            for scope in of.scope_metrics
-            for one in scope.metrics
-        }
+    def points(self, name: str) -> list[Any]:
+        return [
+            point for one in self.metrics() if one.name == name for point in one.data.data_points
+        ]
 
 
 @pytest.fixture
