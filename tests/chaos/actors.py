@@ -95,13 +95,9 @@ def publish(path: str, notes: Path, stop: Flag, name: str) -> None:
     while not stop.wait(random.uniform(0.1, 0.6)):
         with suppress(StorageError, KeyboardInterrupt):  # it may have landed all the same
             number = (queue.last_producer_sequence(name) or 0) + 1
-            receipt = queue.publish(
-                _messages(name, number, random.randint(1, 40)),
-                producer_id=name,
-                producer_sequence=number,
-                on_duplicate="skip",
-            )
-            journal.write(receipt.sequences)
+            messages = _messages(name, number, random.randint(1, 40))
+            named = {"producer_id": name, "producer_sequence": number}
+            journal.write(queue.publish(messages, **named, on_duplicate="skip").sequences)
 
 
 def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
@@ -113,9 +109,8 @@ def publish_buffered(path: str, notes: Path, stop: Flag, name: str) -> None:
     with opened(path, stop).publisher(max_messages=50, linger="50ms") as publisher:
         while not stop.wait(random.uniform(0.1, 0.5)):
             with suppress(StorageError):
-                waiting = [
-                    publisher.publish(_message(f"{name} {n}")) for n in range(random.randint(1, 20))
-                ]
+                messages = [_message(f"{name} {n}") for n in range(random.randint(1, 20))]
+                waiting = [publisher.publish(message) for message in messages]
                 journal.write([one.result(60) for one in waiting])
 
 
@@ -151,17 +146,10 @@ def work(path: str, notes: Path, stop: Flag, name: str) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     group = opened(path, stop).group(GROUP)
+    size: dict[str, Any] = {"max_messages": 60, "threads": 2, "poll_interval": "100ms"}
     while not ended.is_set():
         try:
-            group.work(
-                handle,
-                mode="batch",
-                worker_id=name,
-                max_messages=60,
-                threads=2,
-                poll_interval="100ms",
-                stop=ended,
-            )
+            group.work(handle, mode="batch", worker_id=name, stop=ended, **size)
         except KeyboardInterrupt:
             continue  # the handle works afterwards
         except StorageError as error:
@@ -181,10 +169,8 @@ def settle(path: str, notes: Path, stop: Flag, name: str) -> None:
             if poison(lease):
                 os.kill(os.getpid(), signal.SIGKILL)
             _settle(lease, journal, stop)
-        except (StorageError, KeyboardInterrupt):
-            continue  # the lease expires
-        except (LeaseLost, ContentionTimeout):
-            continue  # somebody else has it now, which is why this one was slow
+        except (StorageError, KeyboardInterrupt, LeaseLost, ContentionTimeout):
+            continue  # the lease expires, or somebody else has it now, as this one was slow
 
 
 def _settle(lease: Lease, journal: Journal, stop: Flag) -> None:
@@ -200,10 +186,10 @@ def _settle(lease: Lease, journal: Journal, stop: Flag) -> None:
         stop.wait(random.uniform(1.5, 3))  # past its deadline
     elif what < 0.3:
         lease.extend()
-    if what > 0.9:
-        lease.nack(delay=random.uniform(0, 0.5)) if what > 0.95 else lease.nack(
-            second[-1:], delay=0
-        )
+    if what > 0.95:
+        lease.nack(delay=random.uniform(0, 0.5))
+    elif what > 0.9:
+        lease.nack(second[-1:], delay=0)
     journal.write(first)
     lease.ack(first)
     journal.write(second)

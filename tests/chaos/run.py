@@ -77,11 +77,41 @@ class Slot:
 
     def restart(self) -> None:
         self.process, self.resume_at, self.interrupted = self.start(), None, False
+        self.spare()
+
+    def spare(self) -> None:
         self.next_fault = time.monotonic() + random.uniform(*self.patience)
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             self.process.signal(number)
+
+    def freeze(self, seconds: float) -> None:
+        self.signal(signal.SIGSTOP)
+        self.resume_at = time.monotonic() + seconds
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.resume_at = None
+        self.spare()
+
+    def kill(self, patience: float = 10.0) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait(patience)
+
+
+def end(slots: list[Slot]) -> None:
+    """Let the processes end that were asked to, and kill the others."""
+    for slot in slots:
+        if slot.alive:
+            slot.signal(signal.SIGCONT)
+            if slot.kind == "stream":
+                slot.signal(signal.SIGTERM)
+    for slot in slots:
+        if slot.process is not None:
+            slot.process.wait(60 if slot.kind == "stream" else 30)
+            if slot.alive:
+                slot.signal(signal.SIGKILL)
 
 
 def as_actor(target: Callable[..., None], *args: Any) -> None:
@@ -175,13 +205,9 @@ class Run:
         self.outages, self.planned = Outages(self.disk, self.disk.path / "queue"), outages
         self.started, self._told = time.monotonic(), 0.0
         self.folder, self.notes, self.sink = folder, folder / "notes", folder / "sink"
+        times = {"visibility_timeout": TIMEOUT, "clock_skew": SKEW, "retry_delay": "200ms"}
         self.queue = Queue.create(
-            self.disk.path / "queue",
-            visibility_timeout=TIMEOUT,
-            clock_skew=SKEW,
-            max_delivery_attempts=ATTEMPTS,
-            retry_delay="200ms",
-            lanes=LANES,
+            self.disk.path / "queue", max_delivery_attempts=ATTEMPTS, lanes=LANES, **times
         )
         self.queue.group(GROUP).configure(order=order)
         flags = (Flag(folder / name) for name in ("stop", "enough", "drained"))
@@ -228,27 +254,24 @@ class Run:
             slot.restart()
         elif slot.resume_at is not None:
             if now > slot.resume_at:
-                slot.signal(signal.SIGCONT)
+                slot.thaw()
                 self.done["zombies"] += 1
-                slot.resume_at, slot.next_fault = None, now + random.uniform(*slot.patience)
         elif not slot.process.at_work:
-            slot.next_fault = now + random.uniform(*slot.patience)
+            slot.spare()
         elif faults and now > slot.next_fault:
             if random.random() < 0.2:
-                slot.signal(signal.SIGSTOP)
                 timeout = 5 * TIMEOUT if slot.kind == "stream" else TIMEOUT
-                slot.resume_at = now + random.uniform(0.5, 2.5) * timeout
+                slot.freeze(random.uniform(0.5, 2.5) * timeout)
                 self.done["freezes"] += 1
             elif slot.kind != "stream" and random.random() < 0.25:
                 slot.signal(signal.SIGINT)
                 slot.interrupted = True
                 self.done["interrupts"] += 1
-                slot.next_fault = now + random.uniform(*slot.patience)
+                slot.spare()
             else:
-                slot.signal(signal.SIGKILL)
+                slot.kill()
                 self.done["kills"] += 1
                 self.done[f"kills of a {slot.kind}"] += 1
-                slot.process.wait(10)
 
     def died(self, slot: Slot) -> None:
         """By our hand or by poison, or asked to stop; anything else is a mistake of its own."""
@@ -303,9 +326,8 @@ class Run:
         """
         for slot in self.slots:
             if slot.alive:
-                slot.signal(signal.SIGKILL)
+                slot.kill(30)
                 self.done["kills for the copy"] += 1
-                slot.process.wait(30)
         shutil.copytree(self.queue.path, self.past)
         self.queue.publish(["after the copy"])
 
@@ -351,15 +373,7 @@ class Run:
     def end(self) -> None:
         self.stop.set()
         self.drained.set()
-        for slot in self.slots:
-            if slot.alive:
-                slot.signal(signal.SIGCONT)
-                slot.signal(signal.SIGTERM if slot.kind == "stream" else signal.SIGCONT)
-        for slot in self.slots:
-            if slot.process is not None:
-                slot.process.wait(60 if slot.kind == "stream" else 30)
-                if slot.alive:
-                    slot.signal(signal.SIGKILL)
+        end(self.slots)
 
 
 def main() -> int:

@@ -37,7 +37,7 @@ from spark_mq.util.validation import SHORTEST
 from . import actors
 from .actors import GROUP, Flag, Journal, journals, opened
 from .outages import Disk, Outages
-from .run import Forked, Slot
+from .run import Forked, Slot, end
 
 SAMPLE_SECONDS, OUTAGE_SECONDS = 10.0, 240.0
 RETENTION = timedelta(minutes=2)
@@ -148,17 +148,13 @@ class Soak:
             slot.restart()
         elif slot.resume_at is not None:
             if now > slot.resume_at:
-                slot.signal(signal.SIGCONT)
-                slot.resume_at = None
+                slot.thaw()
         elif now > slot.next_fault:
-            slot.next_fault = now + random.uniform(*slot.patience)
             if random.random() < 0.2:
-                slot.signal(signal.SIGSTOP)
-                slot.resume_at = now + 8.0
+                slot.freeze(8.0)
             else:
-                slot.signal(signal.SIGKILL)
+                slot.kill()
                 self.kills += 1
-                slot.process.wait(10)
 
     def sample(self, seconds: float) -> None:
         """Note what the processes and the disk hold now."""
@@ -187,8 +183,7 @@ class Soak:
         while (stats := self.queue.group(GROUP).stats()).ready + stats.leased + stats.delayed:
             for slot in self.victims:
                 if slot.resume_at is not None:
-                    slot.signal(signal.SIGCONT)
-                    slot.resume_at = None
+                    slot.thaw()
             if time.monotonic() > deadline:
                 raise SystemExit(f"not drained: {stats}")
             time.sleep(0.5)
@@ -196,11 +191,7 @@ class Soak:
     def end(self) -> None:
         self.enough.set()
         self.stop.set()
-        for slot in (*self.living.values(), *self.victims):
-            slot.signal(signal.SIGCONT)
-            slot.process.wait(30)
-            if slot.alive:
-                slot.signal(signal.SIGKILL)
+        end([*self.living.values(), *self.victims])
 
 
 def _sizes(path: Path) -> Iterator[int]:
@@ -226,15 +217,11 @@ def latency(notes: Path, began: float, seconds: float) -> list[dict[str, Any]]:
         if len(found) > 20 and minute * 60 < seconds:
             leases, acks, writes = (sorted(column) for column in zip(*found, strict=True))
             lease, ack, write = map(statistics.median, (leases, acks, writes))
+            p99 = len(found) * 99 // 100
             points.append({
-                "x": minute * 60,
-                "latency lease": lease / write,
-                "latency ack": ack / write,
-                "lease p50": lease,
-                "ack p50": ack,
-                "synced write p50": write,
-                "lease p99": leases[len(leases) * 99 // 100],
-                "ack p99": acks[len(acks) * 99 // 100],
+                "x": minute * 60, "latency lease": lease / write, "latency ack": ack / write,
+                "lease p50": lease, "ack p50": ack, "synced write p50": write,
+                "lease p99": leases[p99], "ack p99": acks[p99],
             })  # fmt: skip
     return points
 
