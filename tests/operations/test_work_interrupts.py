@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.handles import again, lease, until
 
 from spark_mq import Queue
-from spark_mq.worker.run import ThreadWatch, describe_wait
 
 NUMBERS = signal.SIGINT, signal.SIGTERM
 MODES = pytest.mark.parametrize("mode", ["batch", "message"])
@@ -35,8 +34,24 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def watch() -> ThreadWatch:
-    return ThreadWatch([], threading.Event(), 0.01, lambda: None)
+class Looked(threading.Event):
+    """An event at which an idle worker looks first, and does some things in its main thread."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        super().__init__()
+        self.acts = list(acts)
+
+    def is_set(self) -> bool:
+        while self.acts and threading.current_thread() is threading.main_thread():
+            self.acts.pop()()
+        return super().is_set()
+
+    def work(self, queue: Queue, mode: str = "message") -> None:
+        queue.group().work(lambda _: None, mode=mode, stop=self)
+
+
+def terminate() -> None:
+    signal.raise_signal(signal.SIGTERM)
 
 
 def waiting(caplog: pytest.LogCaptureFixture) -> bool:
@@ -105,35 +120,19 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
 
 @MODES
 def test_ctrl_c_ends_an_idle_worker(queue: Queue, mode: str) -> None:
-    first_look = threading.Lock()
-
-    class Looked(threading.Event):
-        def is_set(self) -> bool:
-            if first_look.acquire(blocking=False):
-                press_ctrl_c()
-            return super().is_set()
-
     with pytest.raises(KeyboardInterrupt):
-        queue.group().work(lambda _: None, mode=mode, stop=Looked())
+        Looked(press_ctrl_c).work(queue, mode)
 
 
-def interrupt_twice(watched: ThreadWatch) -> None:
-    signal.raise_signal(signal.SIGINT)
-    assert (watched.interrupted, watched.hurried) == (True, False)
-    signal.raise_signal(signal.SIGINT)
-    assert watched.hurried
-
-
-def test_a_third_ctrl_c_interrupts_what_runs() -> None:
-    watched = watch()
-    with watched.signals():
-        interrupt_twice(watched)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+def test_a_third_ctrl_c_interrupts_what_runs(queue: Queue) -> None:
+    stop = Looked(*[press_ctrl_c] * 4)
+    with pytest.raises(KeyboardInterrupt):
+        stop.work(queue)
+    assert len(stop.acts) == 1
 
 
 def test_an_interrupt_while_the_signals_are_taken_leaves_the_programs_handlers(
-    monkeypatch: pytest.MonkeyPatch, handlers: list[Any]
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, handlers: list[Any]
 ) -> None:
     """SIGTERM stayed with a worker that had never begun, so it no longer ended the process."""
     real = signal.signal
@@ -144,12 +143,12 @@ def test_an_interrupt_while_the_signals_are_taken_leaves_the_programs_handlers(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(signal, "signal", interrupted)
-    with pytest.raises(KeyboardInterrupt), watch().signals():
-        pytest.fail("the block must not begin")
+    with pytest.raises(KeyboardInterrupt):
+        Looked(lambda: pytest.fail("the work must not begin")).work(queue)
     assert [signal.getsignal(number) for number in NUMBERS] == handlers
 
 
-def test_a_programs_own_handler_may_interrupt_at_any_line() -> None:
+def test_a_programs_own_handler_may_interrupt_at_any_line(queue: Queue) -> None:
     """It was lost, or ended the work without the wait, unless it came while the queue was read."""
     calls: list[int] = []
 
@@ -158,28 +157,37 @@ def test_a_programs_own_handler_may_interrupt_at_any_line() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, own)
-    watched = watch()
-    with watched.signals():
-        interrupt_twice(watched)
-    assert len(calls) == 2
+    stop = Looked(press_ctrl_c, press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        stop.work(queue)
+    assert (len(calls), stop.acts) == (2, [])
     assert signal.getsignal(signal.SIGINT) is own
 
 
-def test_a_handler_that_the_program_sets_meanwhile_stays() -> None:
-    with watch().signals():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_a_handler_that_the_program_sets_meanwhile_stays(queue: Queue) -> None:
+    Looked(terminate, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)).work(queue)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_ignored_interrupts_stay_ignored() -> None:
+def test_ignored_interrupts_stay_ignored(queue: Queue) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with watch().signals():
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    Looked(terminate, press_ctrl_c).work(queue)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_the_text_names_five_handlers_and_counts_the_rest() -> None:
-    text = describe_wait([(f"lease {n}", 0.0) for n in range(7)], 2.5)
-    assert "up to 2.5 s for 7 handlers: lease 0 (running for " in text
-    assert "lease 4" in text
-    assert "lease 5" not in text
-    assert ", 2 more. " in text
+def test_the_text_names_five_handlers_and_counts_the_rest(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish([str(n) for n in range(7)])
+    started = threading.Barrier(7)
+
+    def handle(_: Any) -> None:
+        if started.wait(30) == 0:
+            press_ctrl_c()
+        until(lambda: "Ctrl-C: " in caplog.text)
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.group().work(handle, mode="message", threads=7, shutdown_timeout="2.5s")
+    assert "up to 2.5 s for 7 handlers: message " in caplog.text
+    assert caplog.text.count("(running for ") == 5
+    assert ", 2 more. " in caplog.text

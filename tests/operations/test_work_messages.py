@@ -24,14 +24,10 @@ from support.working import counts, drain, events
 
 from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.acquire import Acquire
-from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
-from spark_mq.worker.leases import HeldLeases
 from spark_mq.worker.pools import CoroutinePool, ThreadPool
-from spark_mq.worker.state import WorkState
 from spark_mq.worker.tasks import Task, WorkerLease
 
 Handler = Callable[[ReceivedMessage], Any]
@@ -319,36 +315,35 @@ def test_it_does_not_end_while_one_of_its_groups_leases(
     limited, other = queue.group("limited"), queue.group("other", start="latest").ensure()
     limited.configure(max_in_flight=1)
     held = lease(queue, 1, "limited")
-    looks, looked, leased, seen = Counter[str](), Event(), Event(), list[bytes]()
-    checks, all_idle, real = list[bool](), WorkState.all_idle, GroupCommitter.run
+    looked, leased, found_none, seen = Event(), Event(), Event(), list[bytes]()
 
-    def run(committer: GroupCommitter, commands: Sequence[Any], more: Any = None) -> list[Any]:
-        name, is_look = committer._group.name, isinstance(commands[0], Acquire)
-        looks[name] += is_look
-        if is_look and name == "other" and looked.wait(30) and looks[name] == 1:
+    def look_at_other(run: Callable[[], Any], commands: Sequence[Any]) -> Any:
+        if looked.wait(30) and not found_none.is_set():
             held.ack()
             leased.wait(30)
-        outcomes = real(committer, commands, more)
-        if is_look and name == "limited":
-            looked.set()
-            if outcomes[0].ranges and not leased.is_set():
-                checks.clear()
-                leased.set()
-                feeds = [feed for feed in threading.enumerate() if feed.name == "spark_mq feed"]
-                until(lambda: len(checks) > 1 or not all(feed.is_alive() for feed in feeds))
+        outcomes = run()
+        found_none.set()
         return outcomes
 
-    def check(state: WorkState, wake: Event, since: int) -> bool:
-        checks.append(all_idle(state, wake, since))
-        return checks[-1]
+    def look_at_limited(run: Callable[[], Any], commands: Sequence[Any]) -> Any:
+        outcomes = run()
+        if not commands[0].lease_ids:
+            looked.set()
+            if outcomes[0].ranges and not leased.is_set():
+                leased.set()
+                assert found_none.wait(30)
+                queue.publish("for both")
+                feeds = [feed for feed in threading.enumerate() if feed.name == "spark_mq feed"]
+                until(lambda: seen or not all(feed.is_alive() for feed in feeds))
+        return outcomes
 
-    monkeypatch.setattr(GroupCommitter, "run", run)
-    monkeypatch.setattr(WorkState, "all_idle", check)
+    on_commands(monkeypatch, look_at_other, "other")
+    on_commands(monkeypatch, look_at_limited, "limited")
     summary = limited.work(
         lambda message: seen.append(message.value), mode="message", more_groups=[other],
         until="empty", poll_interval="10ms",
     )  # fmt: skip
-    assert (seen, summary.released) == ([b"due"], 0)
+    assert (seen, summary.released) == ([b"for both", b"due", b"for both"], 0)
 
 
 # -- the end
@@ -616,38 +611,28 @@ def test_a_short_lease_is_extended_while_a_long_one_waits() -> None:
         keep_alive.stop()
 
 
-def contend(patch: pytest.MonkeyPatch, fails: Callable[[], bool]) -> None:
-    """Let each settle for which a function says so lose all its races."""
-
-    def lose(run: Callable[[], Any], commands: Any) -> Any:
-        if commands[0].lease_ids and fails():
-            raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return run()
-
-    on_commands(patch, lose)
-
-
 @pytest.mark.parametrize("is_over", [False, True], ids=["during", "after"])
 def test_max_lease_duration_ends_no_handler_during_an_outage(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     """A settle of the same lease fails, so its deadline may pass. Later ones end it again."""
     queue.publish(["quick", "slow"])
-    failed, passed, restored, seen = Event(), Event(), Event(), list[int]()
-    restore_limits = HeldLeases.restore_limits
+    failed, passed, settled, restored = Event(), Event(), Event(), Event()
+    seen = list[int]()
 
-    def fails() -> bool:
-        is_first = not failed.is_set()
-        failed.set()
-        return is_first if is_over else not passed.is_set()
+    def settle_or_look(run: Callable[[], Any], commands: Sequence[Any]) -> Any:
+        settles = bool(commands[0].lease_ids)
+        if settles and not (failed.is_set() if is_over else passed.is_set()):
+            failed.set()
+            raise errors.ContentionTimeout("lost", group="default", attempts=9)
+        if settled.is_set() and not settles:
+            restored.set()  # a feed leases more once it has done all that follows a settle
+        outcomes = run()
+        if settles:
+            settled.set()
+        return outcomes
 
-    def restore(held: HeldLeases) -> None:
-        restore_limits(held)
-        if failed.is_set():
-            restored.set()
-
-    contend(monkeypatch, fails)
-    monkeypatch.setattr(HeldLeases, "restore_limits", restore)
+    on_commands(monkeypatch, settle_or_look)
 
     def handle(message: ReceivedMessage) -> None:
         if message.value == b"slow":
@@ -670,11 +655,13 @@ def test_a_settle_waits_out_contention(
     queue.publish(["a", "b", "c"])
     tries = Counter[str]()
 
-    def fails() -> bool:
-        tries["settle"] += 1
-        return tries["settle"] <= 3
+    def lose(run: Callable[[], Any], commands: Sequence[Any]) -> Any:
+        tries["settle"] += bool(commands[0].lease_ids)
+        if commands[0].lease_ids and tries["settle"] <= 3:
+            raise errors.ContentionTimeout("lost", group="default", attempts=9)
+        return run()
 
-    contend(monkeypatch, fails)
+    on_commands(monkeypatch, lose)
     assert drain(queue, lambda _: None, mode=mode).settled == 3
     assert tries["settle"] > 3
     assert counts(queue) == {"acked": 3}

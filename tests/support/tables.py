@@ -110,12 +110,18 @@ def on_write(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
 
 
 def on_commands(
-    patch: pytest.MonkeyPatch, act: Callable[[Callable[[], list[Any]], Sequence[Any]], list[Any]]
+    patch: pytest.MonkeyPatch,
+    act: Callable[[Callable[[], list[Any]], Sequence[Any]], list[Any]],
+    group: str | None = None,
 ) -> None:
-    """Let a function stand around all runs of commands. It gets the run and its commands."""
+    """Let a function stand around all runs of commands, or those on a group of that name. It gets
+    the run and its commands.
+    """
     real = GroupCommitter.run
 
     def run(committer: GroupCommitter, commands: Any, checks: Any = None) -> list[Any]:
+        if group not in (None, committer._group.name):
+            return real(committer, commands, checks)
         return act(lambda: real(committer, commands, checks), commands)
 
     patch.setattr(GroupCommitter, "run", run)
