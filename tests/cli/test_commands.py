@@ -28,11 +28,10 @@ from support.limits import Limits
 from support.stocked_queue import stocked_queue
 from support.working import working
 
-from spark_mq import Message, Queue
+from spark_mq import GroupSettings, Message, Queue
 from spark_mq.interfaces.cli import main
 from spark_mq.interfaces.cli.app import run as run_here
 from spark_mq.interfaces.cli.command import COMMANDS, stopping
-from spark_mq.ledger.settings import GroupSettings
 from spark_mq.util.setting_fields import settings_of
 
 HANDLER = """

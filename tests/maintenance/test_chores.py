@@ -14,11 +14,13 @@ import pytest
 from support.handles import (
     again,
     archive,
+    complete,
     history,
     index_commits,
     killed,
     lease,
     on_commit,
+    publish_due,
     route,
     side_by_side,
     take_all,
@@ -27,11 +29,9 @@ from support.handles import (
 )
 from support.having import having
 from support.queues import Make
-from support.tables import context_of, messages_of
+from support.tables import messages_of
 
 from spark_mq import Queue
-from spark_mq.maintenance.sweep import publish_due
-from spark_mq.operations.batches import complete_batch
 from spark_mq.testing import ManualClock
 
 
@@ -130,12 +130,8 @@ CHORES = {
     "route": Chore(3, 3, 3, with_dead, lambda q: route(q.group()), were_routed),
     "redrive": Chore(3, 3, 3, with_letters, lambda q: q.redrive().messages, were_redriven),
     "trim": Chore(2, 2, 3, trimmable, trim, were_trimmed),
-    "schedule": Chore(
-        1, 1, 2, with_schedule, lambda q: publish_due(context_of(q), "s"), were_published
-    ),
-    "batch": Chore(
-        3, 2, 1, with_batch, lambda q: complete_batch(context_of(q), "b"), was_completed
-    ),
+    "schedule": Chore(1, 1, 2, with_schedule, lambda q: publish_due(q, "s"), were_published),
+    "batch": Chore(3, 2, 1, with_batch, lambda q: complete(q, "b"), was_completed),
     "archive": Chore(1, 1, 4, with_history, archive, was_archived),
     "index": Chore(1, 1, 2, with_history, index_commits, were_indexed),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from support.drivers import StubAlive
@@ -18,12 +19,10 @@ from support.tables import context_of, group_ledger_of
 
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
-from spark_mq.handler import HandlerPolicy, MessageVerdict
+from spark_mq.handler import MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
-from spark_mq.spark import BatchLease
-from spark_mq.spark.foreach_batch import ForEachBatch
+from spark_mq.spark import BatchLease, ack
 from spark_mq.spark.lease_lookup import BatchLeases
-from spark_mq.spark.settle_rows import LeaseRouter
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util import user
 from spark_mq.util.clock import to_micros
@@ -241,6 +240,15 @@ class RowFinder:
         return None
 
 
+class OwnLease:
+    """What a foreachBatch function of the user's own knows of its batch, and does with it."""
+
+    def __init__(self, lease_id: str, group: ConsumerGroup) -> None:
+        stream, number, _ = lease_id.split("/")
+        self.delta_options = {"txnAppId": stream, "txnVersion": number}
+        self.ack = partial(ack, group=group)
+
+
 # -- handlers: what a process does with a batch. Sequences in, DataFrame of failures or nothing out
 
 
@@ -374,7 +382,7 @@ class Driver(Program):
     ) -> None:
         super().__init__(name, who)
         self.checkpoint, self.handler = checkpoint, handler
-        self.policy = None if ack is None else HandlerPolicy.validated(on_error, ack)
+        self.policy = None if ack is None else {"on_error": on_error, "ack": ack}
         """It is None if the handler is the user's own foreachBatch function, which settles."""
         self.options = StreamOptions(**options)
         self.extends, self.late = extends, late
@@ -454,14 +462,14 @@ class Driver(Program):
             ctx.effect()  # a driver may stand still before its handler has done anything
             return handler(ctx, batch, lease)
 
-        finder, batch = RowFinder(ctx.local["fresh"]), Frame(lease_id, rows)
+        batch = Frame(lease_id, rows)
         try:
             if self.policy is None:
-                process(batch, BatchLease(LeaseRouter((ctx.group(),)), finder.find(batch), batch))
+                process(batch, OwnLease(lease_id, ctx.group()))
             else:
-                function = ForEachBatch((ctx.group(),), process, self.policy)
-                function._finder = finder  # type: ignore[assignment]
-                function(batch, ctx.local["i"])  # type: ignore[arg-type]
+                function: Any = ctx.group().for_each_batch(process, **self.policy)
+                function._finder = RowFinder(ctx.local["fresh"])
+                function(batch, ctx.local["i"])
         except (Suspend, Killed):
             raise
         except SparkMQError:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from support.tables import context_of, group_ledger_of
+from support.handles import route, trim
+from support.tables import context_of
 
 from spark_mq.errors import LeaseLost, MessagesHeld, TablesDisagree
 from spark_mq.ledger.message_index import MessageIndex, sequence
 from spark_mq.ledger.settle import NACK, REJECT
-from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.maintenance.recover import recover_tables
-from spark_mq.maintenance.retention import trim
 
 from .actors import Context, Fickle, Proc, Program, Worker
 from .explorer import EFFECT
@@ -52,7 +51,7 @@ class Router(Chore):
     """Sends dead messages to the dead-letter queue."""
 
     def do(self, ctx: Context) -> None:
-        route_dead_letters(context_of(ctx.queue), group_ledger_of(ctx.group()))
+        route(ctx.group())
 
 
 class Redriver(Chore):
@@ -66,7 +65,7 @@ class Trimmer(Chore):
     """Drops what every group has settled."""
 
     def do(self, ctx: Context) -> None:
-        trim(context_of(ctx.queue))
+        trim(ctx.queue)
 
 
 class Seeker(Chore):

@@ -13,7 +13,6 @@ from typing import Any
 
 from support.rule_variants import Variant, first, gets, instead, returns, rule_variant, then
 
-from spark_mq.ledger.budget import Budget
 from spark_mq.ledger.commands import Change
 from spark_mq.ledger.isolation import LAST, REST, SUSPECT, Head
 from spark_mq.ledger.ranges import AVAILABLE, BLOCKED, DEAD, LEASED, TRANSFERRING, Ledger, Range
@@ -209,7 +208,8 @@ ALL = [
            gets(rules=lambda a: replace(a.rules, breaker_threshold=10**6))),
     Mutant("an open breaker grants one message", "broken", "LaneSelector.__init__",
            gets(budget=lambda a: (
-               Budget(a.index, 2) if a.ledger.head.breaker.is_open(a.rules) else a.budget))),
+               type(a.budget)(a.index, 2) if a.ledger.head.breaker.is_open(a.rules)
+               else a.budget))),
     Mutant("and only after its wait", "broken", "Breaker.blocked_because",
            gets(now=lambda a: a.now + LATER)),
     Mutant("one trial at a time", "broken", "Breaker.blocked_because", gets(on_trial=False)),

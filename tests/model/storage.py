@@ -23,11 +23,10 @@ import spark_mq.operations.context
 import spark_mq.parquet.writer
 import spark_mq.storage.optimistic_commit
 import spark_mq.streaming.source
-from spark_mq import Queue, QueueSettings
+from spark_mq import GroupSettings, Queue, QueueSettings
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import SETTLED, UNREAD, Ledger, Range
-from spark_mq.ledger.settings import new_settings
 from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.testing import ManualClock
@@ -221,7 +220,8 @@ class Rig:
         stopped = ManualClock(EPOCH)
         self.log, self.dead_log = MemoryMessages(stopped, lanes), MemoryMessages(stopped)
         self.leases, self.dead_leases = MemoryLedgers(), MemoryLedgers()
-        self.settings = new_settings({"retry_jitter": 0, "lanes": lanes, **settings, **of_queue})
+        group = GroupSettings().changed(**{"retry_jitter": 0, **settings})
+        self.settings = QueueSettings(group).changed(lanes=lanes, **of_queue)
         self._books: dict[Hashable, Book] = {}
         self._indexes: dict[Log, MessageIndex] = {}
 

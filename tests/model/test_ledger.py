@@ -23,7 +23,6 @@ from spark_mq.ledger.interventions import (
 )
 from spark_mq.ledger.owner_commands import Pause, Resume, Seek, Unblock
 from spark_mq.ledger.ranges import LIST_LIMIT, TRANSFERRING, Range
-from spark_mq.ledger.transitions import settle_lost
 from spark_mq.storage.ledger_files import from_rows, to_rows
 
 from .judged_group import JudgedGroup
@@ -304,9 +303,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(where=numbers)
     def cut(self, where):
         horizon = self.pool()[where % len(self.pool())]
-        self.group.expire_leases()
-        self.group.ledger, lost = settle_lost(self.group.ledger, self.group.index, horizon)
-        assert lost == self.reference.cut(horizon)
+        assert self.group.cut(horizon) == self.reference.cut(horizon)
 
     # -- files that cannot be read
 

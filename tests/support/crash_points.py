@@ -23,13 +23,10 @@ from spark_mq.delta.actions import LOG_FOLDER
 from spark_mq.delta.local_files import LocalFiles
 from spark_mq.delta.log import CHECKPOINT_INTERVAL
 from spark_mq.delta.tables import wait_for_checkpoints
-from spark_mq.maintenance.dead_letters import route_dead_letters
-from spark_mq.maintenance.retention import trim
-from spark_mq.maintenance.sweep import archive_history, index_commits
 from spark_mq.streaming.source import StreamOptions, StreamSource
-from support.handles import expire, housekeep
+from support.handles import archive, expire, housekeep, index_commits, route, trim
 from support.handles import lease as take
-from support.tables import context_of, group_ledger_of, ledgers_of
+from support.tables import group_ledger_of, ledgers_of
 
 Report = Callable[[Any], None]
 NO_NAME = 70
@@ -232,7 +229,7 @@ def seek(queue: Queue, report: Report) -> None:
 
 def route_all(queue: Queue, report: Report = lambda _: None) -> None:
     for name in queue.groups():
-        route_dead_letters(context_of(queue), context_of(queue).group(name))
+        route(queue.group(name))
 
 
 def some_dead(queue: Queue) -> None:
@@ -378,11 +375,11 @@ CASES = [
     Case("route", route_all, some_dead, repeated=True),
     Case("redrive", lambda queue, _: queue.redrive(), dead_letters, repeated=True),
     Case(
-        "trim", lambda queue, _: trim(context_of(queue)), settled, repeated=True,
+        "trim", lambda queue, _: trim(queue), settled, repeated=True,
         settings={"retention": "1s"}, ahead=3600,
     ),
-    Case("index", lambda queue, _: index_commits(context_of(queue)), settled, repeated=True),
-    Case("archive", lambda queue, _: archive_history(context_of(queue)), settled, repeated=True),
+    Case("index", lambda queue, _: index_commits(queue), settled, repeated=True),
+    Case("archive", lambda queue, _: archive(queue), settled, repeated=True),
     Case("housekeeping", lambda queue, _: housekeep(queue, 0, 0), settled, repeated=True),
     Case("sweep", lambda queue, _: queue.sweep(), some_dead, repeated=True),
     Case("stream", stream, publish, repeated=True),

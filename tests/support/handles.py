@@ -16,9 +16,8 @@ from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.owner_commands import Expire
-from spark_mq.maintenance import retention
+from spark_mq.maintenance import dead_letters, retention
 from spark_mq.maintenance import sweep as sweep_of
-from spark_mq.maintenance.dead_letters import route_dead_letters
 from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
@@ -210,6 +209,14 @@ def archive(queue: Queue) -> int:
     return sweep_of.archive_history(context_of(queue)).commits
 
 
+def publish_due(queue: Queue, schedule: str) -> int:
+    return sweep_of.publish_due(context_of(queue), schedule)
+
+
+def complete(queue: Queue, batch: str) -> int:
+    return sweep_of.complete_batch(context_of(queue), batch)
+
+
 def archived(queue: Queue) -> int:
     """The last version of ``leases/`` that has been archived."""
     return context_of(queue).history.read([])[1]
@@ -220,7 +227,7 @@ def history(queue: Queue, **options: Any) -> Any:
 
 
 def route(group: ConsumerGroup) -> int:
-    return route_dead_letters(context_of(group), group_ledger_of(group))
+    return dead_letters.route_dead_letters(context_of(group), group_ledger_of(group))
 
 
 def trimmable(make: Callable[..., Queue], clock: ManualClock) -> Queue:

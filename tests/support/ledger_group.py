@@ -90,6 +90,12 @@ class Group:
         command = Replay(StreamBatch(stream, int(number), runner), worker, timeout, timeout)
         return self.run(command, numbers=numbers).message_count
 
+    def cut(self, horizon: int) -> int:
+        """Settle what lies up to a horizon, because it's lost. Return how many messages."""
+        self.expire_leases()
+        self.ledger, lost = transitions.settle_lost(self.ledger, self.index, horizon)
+        return lost
+
     def reject_file(self, first: int, last: int, error: str) -> int:
         """Make the messages of a damaged file dead. Return how many."""
         self.ledger, dead = reject_unreadable(self.view(), self.ledger, (first, last), error)
