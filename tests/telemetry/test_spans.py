@@ -7,7 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.handles import lease, leased
 from support.tables import on_publish
+from support.working import drain, fail
 
 from spark_mq import Lease, LeaseLost, Message, Queue
 
@@ -24,8 +26,15 @@ DURATION_BUCKETS = (
     *(1.0, 2.5, 5.0, 7.5, 10.0),
 )
 """As the conventions advise."""
+
+
 OWN = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 """The context of a message that has been traced before."""
+OF_ORDERS = {names.MESSAGING_SYSTEM: "spark_mq", names.MESSAGING_DESTINATION_NAME: "orders"}
+
+
+def nothing(_: object) -> None:
+    """Handle a lease."""
 
 
 def test_a_publish_is_a_send_span(queue: Queue, recorded: Any) -> None:
@@ -33,8 +42,7 @@ def test_a_publish_is_a_send_span(queue: Queue, recorded: Any) -> None:
     span = recorded.span("publish orders")
     assert span.kind is SpanKind.PRODUCER
     assert dict(span.attributes) == {
-        names.MESSAGING_SYSTEM: "spark_mq",
-        names.MESSAGING_DESTINATION_NAME: "orders",
+        **OF_ORDERS,
         names.MESSAGING_OPERATION_NAME: "publish",
         names.MESSAGING_OPERATION_TYPE: "send",
         names.MESSAGING_BATCH_MESSAGE_COUNT: 3,
@@ -51,24 +59,21 @@ def test_a_single_message_is_named_by_its_id_and_has_no_batch_count(
 
 
 def test_messages_carry_the_context_of_their_publish(queue: Queue, recorded: Any) -> None:
-    queue.publish([Message("a", headers={"own": "1"}), "b"])
+    held = leased(queue, Message("a", headers={"own": "1"}), "b")
     context = recorded.span("publish orders").context
-    lease = queue.group().lease("w", max_messages=2)
     expected = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-    assert [m.headers for m in lease.messages] == [
-        {"own": "1", "traceparent": expected}, {"traceparent": expected}
-    ]  # fmt: skip
+    own = {"traceparent": expected}
+    assert [m.headers for m in held.messages] == [{"own": "1", **own}, own]
 
 
 def test_a_message_with_a_context_of_its_own_keeps_it_and_is_linked(
     queue: Queue, recorded: Any
 ) -> None:
-    queue.publish([Message("a", headers={"traceparent": OWN})])
+    (message,) = leased(queue, Message("a", headers={"traceparent": OWN})).messages
     (link,) = recorded.span("publish orders").links
     assert link.context.span_id == int("b" * 16, 16)
     assert recorded.span("publish orders").kind is SpanKind.CLIENT
-    lease = queue.group().lease("w")
-    assert lease.messages[0].headers == {"traceparent": OWN}
+    assert message.headers == {"traceparent": OWN}
 
 
 def test_each_row_of_a_table_without_a_context_gets_that_of_the_publish(
@@ -95,8 +100,7 @@ def test_a_lease_is_a_receive_span(queue: Queue, recorded: Any) -> None:
     span = recorded.span("lease orders")
     assert span.kind is SpanKind.CLIENT
     assert dict(span.attributes) == {
-        names.MESSAGING_SYSTEM: "spark_mq",
-        names.MESSAGING_DESTINATION_NAME: "orders",
+        **OF_ORDERS,
         names.MESSAGING_CONSUMER_GROUP_NAME: "billing",
         names.MESSAGING_OPERATION_NAME: "lease",
         names.MESSAGING_OPERATION_TYPE: "receive",
@@ -113,9 +117,7 @@ def test_a_lease_that_finds_nothing_makes_no_span(queue: Queue, recorded: Any) -
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release"])
 def test_each_settle_is_a_settle_span(queue: Queue, recorded: Any, verb: str) -> None:
-    queue.publish(["a", "b"])
-    lease = queue.group().lease("w", max_messages=2)
-    getattr(lease, verb)()
+    getattr(leased(queue, "a", "b"), verb)()
     span = recorded.span(f"{verb} orders")
     assert span.kind is SpanKind.CLIENT
     assert span.attributes[names.MESSAGING_OPERATION_TYPE] == "settle"
@@ -124,12 +126,10 @@ def test_each_settle_is_a_settle_span(queue: Queue, recorded: Any, verb: str) ->
 
 
 def test_a_settle_of_a_lost_lease_has_an_error(queue: Queue, recorded: Any) -> None:
-    queue.publish(["a"])
-    lease = queue.group().lease("w")
-    assert lease is not None
+    held = leased(queue, "a")
     queue.group().seek("latest")
     with pytest.raises(LeaseLost):
-        lease.ack()
+        held.ack()
     span = recorded.span("ack orders")
     assert span.attributes[ERROR_TYPE] == "spark_mq.errors.LeaseLost"
     assert span.status.status_code is StatusCode.ERROR
@@ -156,9 +156,7 @@ def test_work_is_a_process_span_with_links_and_the_settle_below_it(
 ) -> None:
     queue.publish(["a", "b"])
     queue.publish("c")
-    queue.group().work(
-        lambda lease: None, mode="batch", max_messages=3, until="empty", worker_id="w-1"
-    )
+    drain(queue, nothing, mode="batch", max_messages=3, worker_id="w-1")
     span, ack = recorded.span("process orders"), recorded.span("ack orders")
     sent = [one.context.span_id for one in recorded.spans("publish orders")]
     assert span.kind is SpanKind.CONSUMER
@@ -174,7 +172,7 @@ def test_work_on_one_message_belongs_to_the_trace_of_its_publish(
     queue: Queue, recorded: Any
 ) -> None:
     queue.publish("a")
-    queue.group().work(lambda lease: None, mode="batch", until="empty")
+    drain(queue, nothing, mode="batch")
     publish, process = recorded.span("publish orders"), recorded.span("process orders")
     assert process.parent.span_id == publish.context.span_id
     assert process.context.trace_id == publish.context.trace_id
@@ -182,7 +180,7 @@ def test_work_on_one_message_belongs_to_the_trace_of_its_publish(
 
 def test_the_next_lease_is_no_part_of_the_work_before(queue: Queue, recorded: Any) -> None:
     queue.publish(["a", "b"])
-    queue.group().work(lambda lease: None, mode="batch", until="empty")
+    drain(queue, nothing, mode="batch")
     leases = recorded.spans("lease orders")
     assert len(leases) == 2
     assert [one.parent for one in leases] == [None, None]
@@ -190,15 +188,11 @@ def test_the_next_lease_is_no_part_of_the_work_before(queue: Queue, recorded: An
 
 def test_a_handler_that_fails_marks_its_span(queue: Queue, recorded: Any) -> None:
     queue.publish("a")
-
-    def handler(lease: Lease) -> None:
-        raise ValueError("no customer")
-
-    queue.group().work(handler, mode="batch", on_error="reject", until="empty")
+    drain(queue, fail, mode="batch", on_error="reject")
     span = recorded.span("process orders")
     assert span.attributes[ERROR_TYPE] == "ValueError"
     assert span.status.status_code is StatusCode.ERROR
-    assert span.events[0].attributes["exception.message"] == "no customer"
+    assert span.events[0].attributes["exception.message"] == "boom"
     (point,) = recorded.points(metrics.MESSAGING_PROCESS_DURATION)
     assert point.attributes[ERROR_TYPE] == "ValueError"
     assert recorded.span("reject orders").parent.span_id == span.context.span_id
@@ -211,25 +205,25 @@ def test_an_error_without_a_text_is_reported_and_fails_only_its_message(
         def __str__(self) -> str:
             raise AttributeError("there is no response")
 
-    def fail(_: Lease) -> None:
+    def fail_so(_: Lease) -> None:
         raise ApiError
 
     queue.publish("a")
     group = queue.group("billing")
     group.configure(retry_delay="1m")
-    assert group.work(fail, mode="batch", until="empty").nacked == 1
+    assert group.work(fail_so, mode="batch", until="empty").nacked == 1
     span = recorded.span("process orders")
     text = "(ApiError without a text: its str() raised AttributeError)"
     assert span.status.description == f"ApiError: {text}"
     (event,) = [one for one in span.events if one.name == "exception"]
     assert event.attributes["exception.message"] == text
-    assert "in fail" in event.attributes["exception.stacktrace"]
+    assert "in fail_so" in event.attributes["exception.stacktrace"]
 
 
 def test_the_links_of_a_large_batch_are_capped(queue: Queue, recorded: Any) -> None:
     contexts = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(300)]
     queue.publish([Message("x", headers={"traceparent": one}) for one in contexts])
-    queue.group().work(lambda lease: None, mode="batch", max_messages=300, until="empty")
+    drain(queue, nothing, mode="batch", max_messages=300)
     assert len(recorded.span("process orders").links) == 128
     assert len(recorded.span("publish orders").links) == 128
 
@@ -244,22 +238,19 @@ def test_a_buffered_message_carries_the_span_that_published_it(
         publisher.publish("b")
     (link,) = recorded.span("publish orders").links
     assert link.context.span_id == request.get_span_context().span_id
-    lease = queue.group().lease("w", max_messages=2)
-    first, second = (m.headers for m in lease.messages)
+    first, second = (m.headers for m in lease(queue).messages)
     assert f"{request.get_span_context().span_id:016x}" in first["traceparent"]
     assert second == {}
 
 
 def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) -> None:
     queue.publish(["a", "b", "c"])
-    group = queue.group("billing")
-    group.work(lambda lease: None, mode="batch", max_messages=2, until="empty")
+    queue.group("billing").work(nothing, mode="batch", max_messages=2, until="empty")
     (sent,) = recorded.points(metrics.MESSAGING_CLIENT_SENT_MESSAGES)
     (consumed,) = recorded.points(metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES)
     assert (sent.value, consumed.value) == (3, 3)
     assert dict(consumed.attributes) == {
-        names.MESSAGING_SYSTEM: "spark_mq",
-        names.MESSAGING_DESTINATION_NAME: "orders",
+        **OF_ORDERS,
         names.MESSAGING_CONSUMER_GROUP_NAME: "billing",
         names.MESSAGING_OPERATION_NAME: "lease",
     }
@@ -282,6 +273,4 @@ def test_the_metrics_count_and_time_the_operations(queue: Queue, recorded: Any) 
 
 
 def test_nothing_is_reported_or_added_without_an_sdk(queue: Queue) -> None:
-    queue.publish("a")
-    lease = queue.group().lease("w")
-    assert lease.messages[0].headers == {}
+    assert leased(queue, "a").messages[0].headers == {}
