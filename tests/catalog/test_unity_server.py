@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from support.harness import Stream, numbered, publish, until, values
 from support.unity_server import UnityServer
 
 from spark_mq import Queue
-from spark_mq.errors import InvalidOption, StorageError
+from spark_mq.errors import InvalidOption
 from spark_mq.integrations.unity_catalog import locate
 
 
@@ -122,12 +121,6 @@ def test_the_command_line_takes_the_catalog_from_its_environment(
     assert "databricks_host" in refused.err
 
 
-def test_a_catalog_that_is_gone_is_a_store_out_of_reach(unity: UnityServer) -> None:
-    gone = {**unity.options, "databricks_host": "http://127.0.0.1:9"}
-    with pytest.raises(StorageError, match="gave no answer"):
-        Queue.open("uc://main.app.files/q", storage_options=gone)
-
-
 @pytest.mark.slow
 def test_sink_source_and_batch_function_outlive_their_keys(
     unity: UnityServer, spark: Any, tmp_path: Path
@@ -156,14 +149,3 @@ def test_sink_source_and_batch_function_outlive_their_keys(
     assert not [secret for secret in secrets if secret in plan]
     for path in (tmp_path / "checkpoint").rglob("*"):
         assert not path.is_file() or not [s for s in secrets if s.encode() in path.read_bytes()]
-
-
-def test_the_environment_of_a_process_is_enough(
-    unity: UnityServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in unity.options.items():
-        monkeypatch.setenv(name.upper(), value)
-    path = f"uc://{unity.new_volume()}/q"
-    Queue.create(path)
-    assert Queue.open(path).path == path
-    assert "DATABRICKS_TOKEN" in os.environ

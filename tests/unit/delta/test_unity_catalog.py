@@ -195,11 +195,15 @@ def test_a_wrong_token_is_named_and_not_shown(catalog: CatalogStandIn) -> None:
         shown = shown.__cause__ or shown.__context__
 
 
-def test_a_catalog_that_is_down_is_a_store_out_of_reach() -> None:
+def test_a_catalog_of_the_environment_that_is_down_is_a_store_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gone = CatalogStandIn()
     gone.close()
+    for name, value in gone.options.items():
+        monkeypatch.setenv(name.upper(), value)
     with pytest.raises(StorageError, match=r"gave no answer.*Retry"):
-        Queue.open(FILES, storage_options=gone.options)
+        Queue.open(FILES)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
