@@ -29,14 +29,13 @@ def prepare(airflow: Airflow) -> None:
         "missing": (beside(airflow, "missing"), keys),
         "lost": ("s3://bucket/queue", lost),
     }
-    extras = {
-        name: {"path": path, "storage_options": options} for name, (path, options) in places.items()
+    connections = {
+        name: {"conn_type": "spark_mq", "extra": {"path": path, "storage_options": options}}
+        for name, (path, options) in places.items()
     }
     # The command `connections add` would leave the secret in Airflow's audit log.
     given = Path(beside(airflow, "connections.json"))
-    given.write_text(
-        json.dumps({name: {"conn_type": "spark_mq", "extra": one} for name, one in extras.items()})
-    )
+    given.write_text(json.dumps(connections))
     airflow.run("connections", "import", str(given))
 
 

@@ -48,12 +48,10 @@ class Disk:
         self.mounted = not subprocess.run(mount, capture_output=True, check=False).returncode
 
     def fill(self) -> None:
-        with suppress(OSError), (self.path / "filler").open("wb", buffering=0) as file:
-            while file.write(bytes(2**20)):
-                pass
-        with suppress(OSError), (self.path / "filler").open("ab", buffering=0) as file:
-            while file.write(bytes(512)):
-                pass
+        for size in (2**20, 512):
+            with suppress(OSError), (self.path / "filler").open("ab", buffering=0) as file:
+                while file.write(bytes(size)):
+                    pass
 
     def free(self) -> None:
         (self.path / "filler").unlink(missing_ok=True)

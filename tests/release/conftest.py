@@ -18,32 +18,25 @@ OPTIONAL = {"actionlint", "check-board", "helm", "promtool"}
 """Programs that go compiles (``make GO_TOOLS=`` does without them) or that a machine may lack."""
 
 
-class Tools:
+@pytest.fixture(scope="session")
+def tools() -> Callable[..., str]:
     """Run programs of ``.venv/release`` and ``.venv/tools``, which SUITE=release installs."""
 
-    def __call__(self, name: str, *arguments: object, stdin: str = "", expect: int = 0) -> str:
-        """Run one from the project's folder and return what it prints."""
+    def run(name: str, *arguments: object, stdin: str = "", expect: int = 0) -> str:
+        """Run one from the project's folder and return what it prints, or skip the test."""
+        places = [ROOT / ".venv" / folder / name for folder in ("release/bin", "tools")]
+        there = [place for place in places if place.exists()]
+        if not there and name in OPTIONAL:
+            pytest.skip(f"{name} is not installed")
         done = subprocess.run(
-            [self.path(name), *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
+            [there[0], *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
             text=True, timeout=300, check=False,
         )  # fmt: skip
         printed = done.stdout[-4_000:], done.stderr[-4_000:]
         assert done.returncode == expect, (name, arguments, *printed)
         return done.stdout
 
-    @staticmethod
-    def path(name: str) -> Path:
-        """Return the path of a program. Skip the test if this run does without it."""
-        places = [ROOT / ".venv" / folder / name for folder in ("release/bin", "tools")]
-        there = [place for place in places if place.exists()]
-        if not there and name in OPTIONAL:
-            pytest.skip(f"{name} is not installed")
-        return there[0]
-
-
-@pytest.fixture(scope="session")
-def tools() -> Tools:
-    return Tools()
+    return run
 
 
 @pytest.fixture(scope="session")
