@@ -14,11 +14,12 @@ import pytest
 
 from spark_mq import InvalidOption, Message, Queue
 from spark_mq.maintenance.condition import condition_of
-from spark_mq.maintenance.dead_letters import letter_schema
 from spark_mq.testing import memory_queue
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ENDLESS = "(SELECT count(*) FROM range(1000000000) a, range(1000000) b WHERE a.range = b.range) > 1"
+
+SCHEMA = memory_queue().list_dead_letters().schema
 
 
 def letters() -> pa.Table:
@@ -31,14 +32,14 @@ def letters() -> pa.Table:
         "headers": [[("own", "1")], [("own", "2"), ("x", "y")], [], None, [], [("own", "")]],
         "published_at": [AT, AT + timedelta(days=1), None, AT - timedelta(1), AT, AT],
     }  # fmt: skip
-    missing = {name: [None] * 6 for name in letter_schema().names}
-    return pa.table({**missing, **columns}, schema=letter_schema())
+    missing = {name: [None] * 6 for name in SCHEMA.names}
+    return pa.table({**missing, **columns}, schema=SCHEMA)
 
 
 def chosen(where: Any) -> list[int]:
     condition = condition_of(where)
     selected = condition.select(letters())
-    assert selected.schema == letter_schema()
+    assert selected.schema == SCHEMA
     return selected["dead_letter_sequence"].to_pylist()
 
 

@@ -197,7 +197,6 @@ def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:
         import sys, uuid
         from spark_mq import Queue
         from spark_mq.ledger.message_index import DataFile, sequence
-        from spark_mq.storage.published_files import PublishedFiles
 
         queue = Queue.create(sys.argv[1], durable=False)
         table = queue._context.messages
@@ -211,11 +210,10 @@ def test_a_large_index_is_small_in_memory(tmp_path: Path) -> None:
     code = """
         import sys
         from spark_mq import Queue
-        from spark_mq.storage.published_files import PublishedFiles
 
         table = Queue.open(sys.argv[1])._context.messages
         before = used("VmRSS")
-        published = PublishedFiles(table.files, table.path, table.active)
+        published = table.none_published()
         published.load_rows(*table.commits.read_after())
         assert published.knows(published.index.files[77].path)
         print(len(published.index.files), int(used("VmRSS") - before))

@@ -21,7 +21,7 @@ from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.handler import MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
-from spark_mq.spark import BatchLease, ack
+from spark_mq.spark import BatchLease, ack, for_each_batch
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util import user
@@ -467,7 +467,7 @@ class Driver(Program):
             if self.policy is None:
                 process(batch, OwnLease(lease_id, ctx.group()))
             else:
-                function: Any = ctx.group().for_each_batch(process, **self.policy)
+                function: Any = for_each_batch(ctx.group(), process, **self.policy)
                 function._finder = RowFinder(ctx.local["fresh"])
                 function(batch, ctx.local["i"])
         except (Suspend, Killed):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.handles import memory_store
+from support.tables import context_of
 
 from spark_mq import PublishReceipt
 from spark_mq.errors import CommitConflict
@@ -20,12 +21,12 @@ from spark_mq.ledger.ranges import Ledger
 from spark_mq.parquet.lease_columns import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.delegated_commands import Peers
-from spark_mq.storage.history_table import HistoryTable
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.message_log import LogPlan
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.publishes import NOTHING_MET, PendingPublish, check_txn
+from spark_mq.testing import memory_queue
 from spark_mq.util.backoff import Backoff
 from spark_mq.util.clock import Clock, ElapsedClock, to_micros
 from spark_mq.util.fair_lock import FairLock
@@ -215,6 +216,7 @@ class NoHistory:
 
 
 DOUBLES: dict[type, type] = {
-    MemoryMessages: MessageTable, MemoryLedgers: LedgerTable, NoHistory: HistoryTable
+    MemoryMessages: MessageTable, MemoryLedgers: LedgerTable,
+    NoHistory: type(context_of(memory_queue()).history),
 }  # fmt: skip
 """The real class of each double."""

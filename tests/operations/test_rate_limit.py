@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from support.deadlines import no_longer_than
 from support.handles import side_by_side
-from support.tables import context_of, group_ledger_of
+from support.tables import context_of
 
 from spark_mq import ConsumerGroup, Queue
-from spark_mq.ledger.acquire import Acquire
-from spark_mq.operations.acquire import wait_for_lease
 from spark_mq.testing import ManualClock
 
 
@@ -25,8 +23,8 @@ def group(tmp_path: Path, clock: ManualClock) -> ConsumerGroup:
     return queue.group("g")
 
 
-def take(group: ConsumerGroup, messages: int = 100) -> int:
-    lease = group.lease("w", max_messages=messages)
+def take(group: ConsumerGroup, messages: int = 100, **options: Any) -> int:
+    lease = group.lease("w", max_messages=messages, **options)
     return 0 if lease is None else len(lease)
 
 
@@ -58,23 +56,22 @@ def test_a_worker_until_empty_waits_for_no_other_limit(group: ConsumerGroup) -> 
     assert (summary.leases, summary.blocked_because) == (0, "max_in_flight")
 
 
-def test_who_waits_sleeps_until_the_limit_lets_it(group: ConsumerGroup, clock: ManualClock) -> None:
+def test_who_waits_sleeps_until_the_limit_lets_it(
+    group: ConsumerGroup, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take(group)
     slept: list[float] = []
 
-    class Sleep(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            slept.append(timeout or 0.0)
-            clock.advance(timedelta(seconds=timeout or 0.0))
-            return False
+    def sleep(_: threading.Event, timeout: float) -> None:
+        slept.append(timeout)
+        clock.advance(timedelta(seconds=timeout))
 
-    ledger = group_ledger_of(group)
-    grant = wait_for_lease(ledger, Acquire("w", 2), lambda: 60.0, 0.01, Sleep())
-    assert grant.message_count == 2
+    monkeypatch.setattr(threading.Event, "wait", sleep)
+    assert take(group, 2, wait="1m") == 2
     assert slept == [pytest.approx(0.2)]
     group.configure(rate_limit="1/h")
     take(group)
-    grant = wait_for_lease(ledger, Acquire("w", 1), lambda: 60.0, 0.01, Sleep())
+    assert take(group, wait="1m") == 1
     assert slept[1:] == [5.0] * 720, "it looks for a new limit from time to time"
 
 

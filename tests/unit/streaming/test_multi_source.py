@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drivers import MultiRunner, Plans, remembered, rows, sequences
+from support.handles import trim
 from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Queue
 from spark_mq.errors import DataLossError, InvalidOption, StreamFenced
-from spark_mq.maintenance.retention import trim
 from spark_mq.streaming.multi_source import fair_shares
 from spark_mq.streaming.source import StreamOptions, StreamSource, stream_id_in_queue
 from spark_mq.testing import ManualClock, memory_queue
@@ -205,7 +205,7 @@ def test_a_group_that_a_hard_limit_cut_is_reported_by_the_stream_or_counts_the_l
     both[0].group("g").ensure()
     both[0].publish(["gone"])
     clock.advance("2h")
-    trim(context_of(both[0]))
+    trim(both[0])
     both[1].publish(["there"])
     with pytest.raises(DataLossError):
         MultiRunner(both).offer()
