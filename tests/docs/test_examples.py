@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import yaml
 from support.blocks import OF_PAGES, ROOT, Block, blocks_of, pages
+from support.marks import slow
 
 CHECKED = {
     *("python", "pycon", "sh", "sql", "json", "toml", "yaml", "ini", "dockerfile", "text"),
@@ -42,17 +43,13 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-PLAIN = [pytest.param(p, id=_name(p)) for p in pages() if _runnable(p) and not _needs_spark(p)]
+PLAIN = [page for page in pages() if _runnable(page) and not _needs_spark(page)]
 LONG = {
     *("docs/howto/backup.md", "docs/howto/operating.md", "docs/howto/order.md"),
     *("docs/howto/spark-workers.md", "docs/tutorial.md"),
 }
 """Pages that run several queries. `make test-all` runs them."""
-SPARK = [
-    pytest.param(p, id=_name(p), marks=[pytest.mark.slow] * (_name(p) in LONG))
-    for p in pages()
-    if _needs_spark(p)
-]
+SPARK = [slow(p) if _name(p) in LONG else p for p in pages() if _needs_spark(p)]
 
 
 class Page:
@@ -109,14 +106,14 @@ def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
         query.stop()
 
 
-@pytest.mark.parametrize("page", PLAIN)
+@pytest.mark.parametrize("page", PLAIN, ids=_name)
 def test_the_python_blocks_of_a_page_run_in_order(page: Path, folder: Path) -> None:
     Page(folder).run(page)
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("no_query_survives")
-@pytest.mark.parametrize("page", SPARK)
+@pytest.mark.parametrize("page", SPARK, ids=_name)
 def test_the_blocks_of_a_page_with_spark_run_in_order(page: Path, folder: Path, spark: Any) -> None:
     Page(folder, spark).run(page)
 

@@ -11,6 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from support.marks import slow_but
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -91,13 +92,7 @@ def run_a_queue(python: Path, tmp_path: Path) -> None:
     assert run(python, "-c", program.format(path=str(tmp_path / "q"))).strip() == "1"
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        extra if extra in {"cli", "sql"} else pytest.param(extra, marks=pytest.mark.slow)
-        for extra in EXTRAS
-    ],
-)
+@pytest.mark.parametrize("extra", slow_but({"cli", "sql"}, EXTRAS))
 def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: str) -> None:
     python = install(tmp_path / "venv", wheel, extra)
     version = run(python, "-c", "import spark_mq; print(spark_mq.__version__)").strip()
@@ -112,14 +107,20 @@ def test_the_package_works_with_each_extra(wheel: Path, tmp_path: Path, extra: s
         run(python, "-c", "import pyspark_mq, spark_mq.spark")
 
 
-def run_commands(command: Path, tmp_path: Path) -> None:
-    """Run the installed command as a new user would."""
+def with_work(command: Path, tmp_path: Path) -> tuple[Path, list[object]]:
+    """Make a queue with two messages. Return it, and the command that handles them."""
     queue = tmp_path / "orders"
     run(command, "queue", "create", queue)
     run(command, "publish", "-q", queue, stdin='{"id": 1}\n{"id": 2}\n')
     (tmp_path / "handler.py").write_text("def handle(lease):\n    return None\n")
     handler = f"{tmp_path}/handler.py:handle"
-    run(command, "work", handler, "-q", queue, "-g", "g", "--until", "empty")
+    return queue, [command, "work", handler, "-q", queue, "--until", "empty"]
+
+
+def run_commands(command: Path, tmp_path: Path) -> None:
+    """Run the installed command as a new user would."""
+    queue, work = with_work(command, tmp_path)
+    run(*work, "-g", "g")
     run(command, "sweep", "-q", queue)
     row = json.loads(run(command, "queue", "describe", queue, "-o", "json"))
     assert row["groups"]["g"]["acked"] == 2
@@ -147,17 +148,9 @@ def run_with_opentelemetry(python: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "howto" / "telemetry.md").read_text()
     (packages,) = re.findall(r"^pip install (.*)$", page, re.M)
     run(python, "-m", "pip", "install", "--quiet", "spark-mq[cli]", *packages.split())
-    queue = tmp_path / "orders"
-    command = python.with_name("spark-mq")
-    run(command, "queue", "create", queue)
-    run(command, "publish", "-q", queue, stdin="{}\n")
-    (tmp_path / "handler.py").write_text("def handle(lease):\n    return None\n")
-    out = run(
-        python.with_name("opentelemetry-instrument"), "--traces_exporter", "console",
-        "--metrics_exporter", "none", "--logs_exporter", "none",
-        command, "work", f"{tmp_path}/handler.py:handle", "-q", queue,
-        "--until", "empty",
-    )  # fmt: skip
+    _, work = with_work(python.with_name("spark-mq"), tmp_path)
+    exporters = "--traces_exporter console --metrics_exporter none --logs_exporter none"
+    out = run(python.with_name("opentelemetry-instrument"), *exporters.split(), *work)
     assert '"name": "ack orders"' in out
 
 
