@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.commands import Run, run_program, started
+from support.commands import Run, parameters_of_commands, run_program, started
 from support.deadlines import no_longer_than
 from support.handles import until
 from support.limits import Limits
@@ -31,7 +30,6 @@ from support.working import working
 from spark_mq import GroupSettings, Message, Queue
 from spark_mq.interfaces.cli import main
 from spark_mq.interfaces.cli.app import run as run_here
-from spark_mq.interfaces.cli.command import COMMANDS, stopping
 from spark_mq.util.setting_fields import settings_of
 
 HANDLER = """
@@ -110,11 +108,20 @@ def test_work_and_sweep_end_cleanly_after_sigterm(
         assert process.returncode == 0
 
 
-def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event() -> None:
-    with no_longer_than(60), stopping() as stop:
-        with stop._cond:  # type: ignore[attr-defined]
-            signal.raise_signal(signal.SIGTERM)
-        assert stop.wait(30)
+def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event(
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = threading.Event.wait
+
+    def wait(event: threading.Event, timeout: float | None = None) -> bool:
+        if timeout == 3600:
+            with event._cond:  # type: ignore[attr-defined]
+                signal.raise_signal(signal.SIGTERM)
+        return real(event, timeout)
+
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    with no_longer_than(60):
+        run("sweep", "--every", "1h", "-q", queue.path)
 
 
 @pytest.mark.slow
@@ -232,12 +239,8 @@ def test_a_number_of_thousands_of_digits_is_no_sequence(run: Run, queue: Queue) 
 def environment_variables() -> dict[str, set[str]]:
     """The variables that options and arguments of each command read."""
     return {
-        name: {
-            parameter.default.envvar
-            for parameter in inspect.signature(entry.function()).parameters.values()
-        }
-        - {None}
-        for name, entry in COMMANDS.items()
+        name: {parameter.envvar for parameter in parameters.values()} - {None}
+        for name, parameters in parameters_of_commands().items()
     }
 
 
@@ -253,11 +256,7 @@ def test_a_variable_is_never_an_argument_of_what_destroys(
     run: Run, queue: Queue, handlers: str
 ) -> None:
     """`group drop -y` dropped the group of the worker whose variables were set."""
-    asking = {
-        name
-        for name, entry in COMMANDS.items()
-        if "yes" in inspect.signature(entry.function()).parameters
-    }
+    asking = {name for name, known in parameters_of_commands().items() if "yes" in known}
     assert asking > {"queue drop", "queue purge", "group drop", "group resolve", "dlq discard"}
     for name in (*asking, "group seek"):
         assert not environment_variables()[name]

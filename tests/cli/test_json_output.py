@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import Run, run_program
+from support.commands import Run, parameters_of_commands, run_program
 
 from spark_mq import Message, Queue
-from spark_mq.interfaces.cli.app import app
-from spark_mq.interfaces.cli.command import COMMANDS
-
-assert app  # which fills the table of commands
 
 HANDLER = "def good(lease):\n    return None\n"
 # Texts for people: nothing, a duration, separated thousands, a percentage, a time with a blank.
@@ -125,7 +121,7 @@ def kind_of(value: Any) -> str:
 
 
 def test_each_command_that_prints_data_is_called() -> None:
-    printing = {name for name, one in COMMANDS.items() if "output" in {p.name for p in one.common}}
+    printing = {name for name, known in parameters_of_commands().items() if "output" in known}
     called = {name for name in printing for call in CALLS if f"{call} ".startswith(f"{name} ")}
     assert printing - called == set()
 

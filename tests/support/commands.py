@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from spark_mq.interfaces.cli.app import app
 from spark_mq.interfaces.cli.app import run as run_here
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +40,16 @@ class Done:
 
 Run = Callable[..., Done]
 Start = Callable[[list[str], str, dict[str, str]], Done]
+
+
+def parameters_of_commands() -> dict[str, dict[str, Any]]:
+    """The parameters of each command, by their names."""
+    found, groups = dict[str, dict[str, Any]](), [("", typer.main.get_command(app))]
+    for path, command in groups:
+        for name, one in getattr(command, "commands", {}).items():
+            groups.append((f"{path} {name}".strip(), one))
+            found[groups[-1][0]] = {known.name: known for known in one.params}
+    return found
 
 
 def environment(**more: str) -> dict[str, str]:
