@@ -9,7 +9,7 @@ after a crash, from what its checkpoint says.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -212,7 +212,6 @@ class Frame:
     sequences: list[int]
     outcome: str | None = None
     columns: tuple[str, ...] = ("lease_id", "sequence")
-    verdicts: list[MessageVerdict] = field(default_factory=list)
 
     def withColumn(self, *_: object) -> Frame:
         raise NotImplementedError

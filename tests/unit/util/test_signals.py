@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.deadlines import no_longer_than
 
-from spark_mq.util.signals import calling_on_signal, taking_signals
+from spark_mq.util.signals import calling_on_signal
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,18 +32,6 @@ def test_the_block_waits_for_the_call_of_its_signal() -> None:
     with calling_on_signal(calls.append, signal.SIGTERM):
         signal.raise_signal(signal.SIGTERM)
     assert calls == [signal.SIGTERM]
-
-
-def test_other_threads_take_no_signals() -> None:
-    def run() -> None:
-        with taking_signals(print, signal.SIGTERM):
-            handlers.append(signal.getsignal(signal.SIGTERM))
-
-    handlers: list[object] = []
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    assert handlers == [signal.getsignal(signal.SIGTERM)]
 
 
 def test_no_other_module_sets_a_handler() -> None:

@@ -1,4 +1,4 @@
-"""Work during which the cyclic garbage collector rests."""
+"""Settles during which the cyclic garbage collector rests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from support.handles import leased
+from support.rule_variants import first, rule_variant
 
-from spark_mq.util.process import without_collections
+from spark_mq.testing import memory_queue
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +20,12 @@ def _enabled_again() -> Iterator[None]:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_rests_during_the_work_and_is_then_as_it_was(enabled: bool) -> None:
+    lease = leased(memory_queue(), "a")
     if not enabled:
         gc.disable()
-    assert without_collections(gc.isenabled) is False
+    rests = rule_variant("settle_all", first(lambda _: 1 // gc.isenabled()))
+    with rests, pytest.raises(ZeroDivisionError):
+        lease.ack()
     assert gc.isenabled() == enabled
-    with pytest.raises(ZeroDivisionError):
-        without_collections(lambda: 1 // 0)
+    lease.ack()
     assert gc.isenabled() == enabled
