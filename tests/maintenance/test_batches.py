@@ -9,14 +9,14 @@ import json
 from typing import Any
 
 import pytest
-from support.handles import again, killed, lease, on_commit, once, take_all
+from support.handles import again, killed, lease, leased, on_commit, once, take_all
 from support.having import having
 from support.queues import Make, beside
+from support.rule_variants import first, rule_variant
 from support.tables import messages_of, on_publish
 
 from spark_mq import BatchClosed, InvalidOption, Message, Queue, QueueNotFound, UnsupportedTable
 from spark_mq.delta.memory_files import is_in_memory
-from spark_mq.operations import batches
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.user import act_as
 
@@ -332,19 +332,12 @@ def test_a_message_published_while_a_sweep_counts_is_not_lost(
 
 
 def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
-    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, done: Queue
 ) -> None:
     publish_and_close(queue, done, "a")
     ack_all(queue)
-    real, other = batches.count_outcomes, again(queue)
-
-    def count(*args: Any) -> Any:
-        other.publish(["later"])
-        lease(other)
-        return real(*args)
-
-    monkeypatch.setattr(batches, "count_outcomes", count)
-    assert again(queue).sweep().completed_batches == 1
+    with rule_variant("count_outcomes", first(lambda _: leased(again(queue), "later"))):
+        assert again(queue).sweep().completed_batches == 1
     assert counted(done) == {"acked": 1}
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.arrow_memory import at_most
@@ -18,12 +17,12 @@ from support.having import having
 from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
 from support.queues import Make, beside
+from support.rule_variants import first, rule_variant
 from support.tables import context_of, messages_of, put_back
 
 from spark_mq import Queue
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.errors import InvalidOption
-from spark_mq.maintenance import redrive
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -127,7 +126,7 @@ def test_a_rate_spreads_the_redrive_over_rounds(
 ) -> None:
     with_dead(queue, ["a"] * 5)
     pauses: list[float] = []
-    monkeypatch.setattr(redrive, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(time, "sleep", pauses.append)
     assert queue.redrive(rate=2).messages == 5
     assert [pause for pause in pauses if pause] == [1.0, 1.0], "2, 2 and 1: none after the last"
 
@@ -366,20 +365,12 @@ def test_a_recovery_loses_no_letter_of_a_lost_repair(delta_queue: Make, killed: 
     assert again(restored).redrive().messages == 0
 
 
-def test_a_stop_ends_a_redrive_after_the_round_in_hand(
-    queue: Queue, limits: Limits, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_ends_a_redrive_after_the_round_in_hand(queue: Queue, limits: Limits) -> None:
     with_dead(queue, ["a"] * 5)
     limits(redrive_chunk=2)
-    stop, real = threading.Event(), redrive._redrive
-
-    def one_round(*given: Any) -> int:
-        stop.set()
-        return real(*given)
-
-    monkeypatch.setattr(redrive, "_redrive", one_round)
-    assert queue.redrive(stop=stop).messages == 2
-    assert queue.redrive(stop=stop).messages == 0
-    monkeypatch.undo()
+    stop = threading.Event()
+    with rule_variant("maintenance:_redrive", first(lambda _: stop.set())):
+        assert queue.redrive(stop=stop).messages == 2
+        assert queue.redrive(stop=stop).messages == 0
     assert queue.redrive(stop=threading.Event()).messages == 3
     assert back(queue) == ["0", "1", "2", "3", "4"]

@@ -22,9 +22,9 @@ from starlette.testclient import TestClient
 from support.forms import after_a_visit, crawl
 from support.handles import until
 from support.limits import Limits
+from support.rule_variants import first, rule_variant
 
 from spark_mq import ConsumerGroup, InvalidOption, Message, Queue
-from spark_mq.inspect import letters as inspect_letters
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web import Access, create_app, security, serve, server
 from spark_mq.maintenance.condition import LetterFilter
@@ -668,16 +668,11 @@ def test_the_letters_of_a_failure_are_discarded_after_a_count_by_group(
     change(client, form)
 
 
-def test_a_page_of_letters_looks_for_them_once(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_of_letters_looks_for_them_once(visit: Visit, queue: Queue) -> None:
     queue.sweep()
     looks: list[object] = []
-    real = inspect_letters.find_remaining
-    monkeypatch.setattr(
-        inspect_letters, "find_remaining", lambda dead: looks.append(dead) or real(dead)
-    )
-    assert "Newest" in visit().get("/letters/orders").text
+    with rule_variant("find_remaining", first(looks.append)):
+        assert "Newest" in visit().get("/letters/orders").text
     assert len(looks) == 1
 
 
