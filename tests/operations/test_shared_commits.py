@@ -16,6 +16,7 @@ import pytest
 from support.handles import Injected, again, lease, leased, once, until
 from support.limits import Limits
 from support.queues import Make
+from support.rule_variants import instead, rule_variant
 from support.steps import Step
 from support.tables import (
     as_in_a_store,
@@ -35,7 +36,6 @@ from spark_mq.errors import (
     GroupNotFound,
     StorageError,
 )
-from spark_mq.ledger import settle as settle_rules
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.owner_commands import Configure
@@ -477,28 +477,26 @@ def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
     assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
 
 
-def test_a_lease_that_comes_with_a_failed_settle_is_released(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_comes_with_a_failed_settle_is_released(queue: Queue) -> None:
     queue.publish(["a", "b"])
-    real, verbs, during = settle_rules.settle_all, list[str](), list[Any]()
+    verbs, during = list[str](), list[Any]()
 
-    def settle_all(view: View, ledger: Any, commands: Any) -> Any:
-        verbs.append(commands[0].verb)
+    def settle_all(right: Callable[..., Any], a: Any) -> Any:
+        verbs.append(a.parts[0].verb)
         # Acks fail until one after the release. Over a store a commit tries each twice.
         if verbs[-1] == ACK and not during and len(verbs) < 10:
             if RELEASE in verbs:
-                during.append(view.ledger)
+                during.append(a.view.ledger)
             raise StorageError("the index", path="messages", landed=False)
-        return real(view, ledger, commands)
+        return right(**vars(a))
 
-    monkeypatch.setattr(settle_rules, "settle_all", settle_all)
     counts: list[int] = []
 
     def handle(taken: Lease) -> None:
         counts.extend(m.delivery_count for m in taken.messages)
 
-    assert queue.group().work(handle, mode="batch", until="empty").settled == 2
+    with rule_variant("settle_all", instead(settle_all)):
+        assert queue.group().work(handle, mode="batch", until="empty").settled == 2
     assert counts == [1, 1], "neither delivery is counted twice"
     # The one in hand stays, and the next is released.
     assert [(r.state, r.delivery_count) for r in during[0]] == [("leased", 1), ("available", 0)]

@@ -16,12 +16,12 @@ from support.byte_store import ByteStore
 from support.handles import again, lease, leased, until
 from support.limits import Limits
 from support.queues import Make
+from support.rule_variants import first, rule_variant
 from support.tables import context_of, group_ledger_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import NotAQueue
 from spark_mq.ledger.owner_commands import Expire, Seek
-from spark_mq.operations import acquire as waiting
 from spark_mq.testing import ManualClock, next_due
 
 LONG = "1h"
@@ -38,16 +38,12 @@ def values(wait: Wait) -> list[bytes]:
 
 
 @pytest.fixture
-def waiter_on(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Iterator[Starts]:
+def waiter_on(limits: Limits) -> Iterator[Starts]:
     """Starts a wait for a lease, and returns once that has looked and found nothing.
 
     It polls never, unless a test says how often, so only what wakes it can end the wait.
     """
-    sits, real = threading.Event(), waiting._seconds_until_due
-
-    def until_due(group: Any) -> float:
-        sits.set()
-        return real(group)
+    sits = threading.Event()
 
     def start(queue: Queue, poll_interval: str = LONG) -> Wait:
         sits.clear()
@@ -56,9 +52,9 @@ def waiter_on(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> Iterator[Start
         assert sits.wait(30)
         return waiter
 
-    monkeypatch.setattr(waiting, "_seconds_until_due", until_due)
     limits(poll_pause=3600.0)
-    with ThreadPoolExecutor() as pool:
+    looked = rule_variant("_seconds_until_due", first(lambda _: sits.set()))
+    with looked, ThreadPoolExecutor() as pool:
         yield start
 
 

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
 from support.handles import again, housekeep
 from support.harness import busy_queue, make_queue
+from support.rule_variants import first, rule_variant
 from support.tables import group_ledger_of, ledgers_of, messages_of
 
 from spark_mq import InvalidSchema, Message, Queue
@@ -197,20 +198,14 @@ def test_neighbours_that_ended_alike_are_one_range_across_commits(tmp_path: Path
 
 
 def test_the_history_is_read_only_for_messages_that_may_have_ended(
-    ended: Queue, monkeypatch: pytest.MonkeyPatch
+    ended: Queue,
 ) -> None:
     looks: list[str] = []
-    real = history.read_group_history
-
-    def read(group: Any, columns: Any) -> Any:
-        looks.append(group.name)
-        return real(group, columns)
-
-    monkeypatch.setattr(history, "read_group_history", read)
-    assert rows_read(ended, In(("state",), ("leased", "available", "unread"))) == 2
-    assert rows_read(ended, EqualTo(("worker_id",), "w")) == 0
-    assert looks == []
-    rows_read(ended, EqualTo(("state",), "acked"))
+    with rule_variant("read_group_history", first(lambda a: looks.append(a.group.name))):
+        assert rows_read(ended, In(("state",), ("leased", "available", "unread"))) == 2
+        assert rows_read(ended, EqualTo(("worker_id",), "w")) == 0
+        assert looks == []
+        rows_read(ended, EqualTo(("state",), "acked"))
     assert looks == ["billing"]
 
 
