@@ -301,7 +301,7 @@ class ArchiveTable:
             return None, False
 
         while any(self._to_merge(self.log.state, keep_since)) and self._transact(compute):
-            pa.default_memory_pool().release_unused()  # it keeps the memory of the merged rows
+            pass
 
     def _to_merge(self, state: TableState, keep_since: int) -> Iterator[list[AddFile]]:
         """Yield the files of each partition that should be rewritten together."""
