@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import pyarrow as pa
-import pytest
 from support.limits import Limits
 from support.people import own_user
+from support.rule_variants import rule_variant
 from support.tables import context_of
 
 from spark_mq import Message, Queue
-from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.reader import MessageReader
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND, to_datetime
 from spark_mq.util.user import act_as, current_user
@@ -94,7 +91,7 @@ def test_errors_that_differ_in_numbers_and_names_are_one_failure(clock: ManualCl
 
 
 def test_letters_between_redriven_ones_are_read_at_once(
-    delta_queue: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+    delta_queue: Callable[..., Queue],
 ) -> None:
     queue = delta_queue()
     queue.publish([f"{n}" for n in range(100)])
@@ -102,16 +99,11 @@ def test_letters_between_redriven_ones_are_read_at_once(
     queue.sweep()
     queue.redrive(where="dead_letter_sequence % 2 = 1")
     reads: list[int] = []
-    real = MessageReader.read
-
-    def read(self: MessageReader, *given: FileSlice) -> pa.Table:
-        reads.append(len(given))
-        return real(self, *given)
-
-    monkeypatch.setattr(MessageReader, "read", read)
-    (failure,) = queue.failures()
-    assert (failure.messages, len(reads)) == (50, 1), reads
-    assert queue.newest_dead_letters(20).num_rows == 20
+    counted = lambda read: lambda *given: reads.append(len(given)) or read(*given)  # noqa: E731
+    with rule_variant("MessageReader.read", counted):
+        (failure,) = queue.failures()
+        assert (failure.messages, len(reads)) == (50, 1), reads
+        assert queue.newest_dead_letters(20).num_rows == 20
     assert len(reads) == 2
     assert [len(failure.samples) for failure in queue.failures(2)] == [2]
 

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from support.rule_variants import first, rule_variant
 
 from spark_mq import Message, Queue, StorageError
-from spark_mq.parquet.reader import MessageReader
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -59,28 +59,20 @@ def test_views_have_payloads_letters_and_history(queue: Queue) -> None:
     assert len(queue.sql("WITH m AS (SELECT key FROM messages) SELECT DISTINCT key FROM m")) == 2
 
 
-def test_a_query_reads_only_the_columns_that_it_names(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_reads_only_the_columns_that_it_names(queue: Queue) -> None:
     read: list[Any] = []
-    real = MessageReader.__init__
-
-    def note(self: MessageReader, files: Any, columns: Any = None) -> None:
-        read.append(columns)
-        real(self, files, columns)
-
-    monkeypatch.setattr(MessageReader, "__init__", note)
-    assert queue.sql("SELECT count(*) AS n FROM messages").to_pylist() == [{"n": 18}]
-    assert read == []
-    queue.sql("SELECT key, count(*) FROM messages WHERE state <> 'dead' GROUP BY key")
-    queue.sql("SELECT octet_length(bytes) FROM messages")
+    with rule_variant("MessageReader.__init__", first(lambda a: read.append(a.columns))):
+        assert queue.sql("SELECT count(*) AS n FROM messages").to_pylist() == [{"n": 18}]
+        assert read == []
+        queue.sql("SELECT key, count(*) FROM messages WHERE state <> 'dead' GROUP BY key")
+        queue.sql("SELECT octet_length(bytes) FROM messages")
     assert read == [["key"], ["value"]]
 
 
-def test_a_store_that_fails_is_named(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: MessageReader, *pieces: Any) -> Any:
+def test_a_store_that_fails_is_named(queue: Queue) -> None:
+    def fail(*_: Any) -> Any:
         raise StorageError("the disk is gone")
 
-    monkeypatch.setattr(MessageReader, "read", fail)
-    with pytest.raises(StorageError, match="the disk is gone"):
+    fails = rule_variant("MessageReader.read", lambda _: fail)
+    with fails, pytest.raises(StorageError, match="the disk is gone"):
         queue.sql("SELECT key FROM messages")
