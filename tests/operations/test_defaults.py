@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.tables import as_in_a_store, group_ledger_of
+from support.handles import Killed
+from support.rule_variants import instead, rule_variant
+from support.tables import as_in_a_store
 
 from spark_mq import Queue
-from spark_mq.operations.acquire import default_poll
 
 OPTIONS = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 
@@ -20,7 +22,15 @@ def test_who_waits_looks_twice_a_second_and_each_two_seconds_over_a_store(
 ) -> None:
     queue = Queue.create(tmp_path / "queue", durable=False)
     queue = as_in_a_store(queue) if in_a_store else queue
-    assert default_poll(group_ledger_of(queue.group())) == seconds
+    polls = list[float]()
+
+    def wait(_: Any, asked: Any) -> None:
+        polls.append(asked.poll)
+        raise Killed
+
+    with rule_variant("wait_for_lease", instead(wait)), pytest.raises(Killed):
+        queue.group().lease("w", wait="1m")
+    assert polls == [seconds]
 
 
 def documented() -> dict[str, list[str]]:
