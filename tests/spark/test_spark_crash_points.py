@@ -10,7 +10,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,12 @@ from support.harness import (
     start,
     values,
 )
+from support.rule_variants import rule_variant
 from support.spark_session import new_session
 
 from spark_mq import Queue
 from spark_mq.delta.local_files import LocalFiles
-from spark_mq.operations.sinks import QueueSink
 from spark_mq.spark.stream_reader import LeaseReader
-from spark_mq.storage.delta_sink import DeltaSink
 
 # These classes go to Spark's Python workers, which cannot import test modules.
 cloudpickle.register_pickle_by_value(__import__(__name__))
@@ -162,15 +162,15 @@ class Crash:
         """Run the stream until the queue is empty, with ``lease.append`` to a Delta table."""
         if not Path(self.out).exists():
             write_deltalake(self.out, pa.table({"value": pa.array([], pa.binary())}))
-        self._into_sink(self.out, DeltaSink, ("commit", "_has"))
+        self._into_sink(self.out, "DeltaSink.commit", "DeltaSink._has")
 
     def into_queue(self) -> None:
         """Run the stream until the queue is empty, with ``lease.append`` to another queue."""
         target = Queue.create(self.folder / "target", exist_ok=True)
         self.out = f"{target.path}/messages"
-        self._into_sink(target.path, QueueSink, ("has_one_of", "check_own"))
+        self._into_sink(target.path, "QueueSink.has_one_of", "QueueSink.check_own")
 
-    def _into_sink(self, path: str, kind: type, names: Sequence[str]) -> None:
+    def _into_sink(self, path: str, *rules: str) -> None:
         group = self.stream().group
         if group.settings.sink is None:
             group.configure(sink=path, max_delivery_attempts=None, breaker_threshold=None)
@@ -179,13 +179,12 @@ class Crash:
             lease.append(batch.select("value"))
 
         sink = self.driver.around("the sink", save)
-        steps = [(kind, name, getattr(kind, name)) for name in names]
-        steps += [(LocalFiles, name, getattr(LocalFiles, name)) for name in WRITES]
         for _ in range(20):
             stream = self.stream()
-            with pytest.MonkeyPatch.context() as patch:
-                for owner, name, step in steps:
-                    patch.setattr(owner, name, self.driver.around(name, step))
+            with contextlib.ExitStack() as variants:
+                for rule in (*rules, *(f"LocalFiles.{name}" for name in WRITES)):
+                    around = partial(self.driver.around, rule.partition(".")[2])
+                    variants.enter_context(rule_variant(rule, around))
                 stream.run(stream.group.for_each_batch(sink, on_error="raise"))
             if not stream.group.stats().unsettled:
                 return
