@@ -8,6 +8,7 @@ after a crash, from what its checkpoint says.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from support.tables import context_of, group_ledger_of
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.handler import MessageVerdict
-from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettleOutcome, SettlePart
+from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.spark import BatchLease, ack, for_each_batch
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
@@ -59,9 +60,21 @@ class Context:
         self.source: Any = proc.source
         self.events: list[Event] = []
         self.queue: Queue = rig.queue()
+        committer = context_of(self.queue).committer
+        self._run_commands, committer.run = committer.run, self._run_watched
 
-    def group(self, name: str = "g", **given: Any) -> Watched:
-        return Watched(self, name, **given)
+    def group(self, name: str = "g") -> ConsumerGroup:
+        return self.queue.group(name)
+
+    def _run_watched(self, unit: Any) -> list[Any]:
+        """Run commands. Note each with its result, and whether it has changed the ledger."""
+        ledgers = [self.rig.leases.ledgers.get(name) for name, _ in unit.commands]
+        results = self._run_commands(unit)
+        for (name, command), before, result in zip(unit.commands, ledgers, results, strict=True):
+            if not isinstance(result, Exception):
+                after = self.rig.leases.ledgers.get(name)
+                self.emit("ran", name, command, result, after is not before)
+        return results
 
     def emit(self, *event: Any) -> None:
         self.tape.call(FREE, lambda: self.events.append(event))
@@ -75,39 +88,6 @@ class Context:
 
     def now(self) -> int:
         return to_micros(self.rig.clock())
-
-
-class Settled(NamedTuple):
-    """A settle, and what came of it."""
-
-    group: str
-    verb: str
-    lease: str
-    named: bool
-    delay: int | None
-    ranges: tuple[tuple[int, int], ...]
-    lost: tuple[tuple[int, int, str], ...]
-    returned: tuple[tuple[int, int], ...]
-    """What the lease lost behind an earlier message of the same key."""
-
-
-class Watched(ConsumerGroup):
-    """A group that keeps the outcome of each settle."""
-
-    def __init__(self, ctx: Context, name: str, **given: Any) -> None:
-        super().__init__(context_of(ctx.queue), name, **given)
-        self._ctx = ctx
-        self._settle_of_ledger = self._ledger.settle
-        self._ledger.settle = self._watched_settle  # type: ignore[method-assign]
-
-    def _watched_settle(self, wanted: Sequence[SettlePart]) -> list[SettleOutcome]:
-        outcomes = self._settle_of_ledger(wanted)
-        for one, outcome in zip(wanted, outcomes, strict=True):
-            named = one.intervals is not None and not one.whole
-            came = map(tuple, (outcome.ranges, outcome.lost, outcome.returned))
-            settled = Settled(self.name, one.verb, one.lease_id, named, one.delay, *came)
-            self._ctx.emit("settle", settled)
-        return outcomes
 
 
 class Program:
@@ -513,13 +493,9 @@ def sorted_items(given: dict[str, Any]) -> Local:
 
 
 def extend(ctx: Context, lease_id: str, seconds: float, *row: int) -> None:
-    """Extend a lease, or one of its messages, and tell what came of it."""
-    try:
+    """Extend a lease, or one of its messages."""
+    with contextlib.suppress(LeaseLost):
         ctx.group().extend(lease_id, seconds, list(row) or None)
-    except LeaseLost:
-        ctx.emit("not_extended", lease_id, *row)
-    else:
-        ctx.emit("extended_one" if row else "extended", lease_id, *row)
 
 
 # -- workers without Spark
@@ -541,11 +517,9 @@ class Worker(Program):
         return "work"
 
     def take(self, ctx: Context) -> bool:
-        try:
+        lease = None
+        with contextlib.suppress(GroupBlocked):
             lease = ctx.group().lease(self.name, max_messages=self.most)
-        except GroupBlocked:
-            ctx.emit("full")
-            return False
         if lease is None:
             return False
         handed = tuple(

@@ -76,7 +76,6 @@ class Seeker(Chore):
 
     def do(self, ctx: Context) -> None:
         ctx.group().seek("earliest")
-        ctx.emit("seek")
 
 
 class Rejecter(Worker):
@@ -128,12 +127,10 @@ class Pauser(OnGroup):
 
     def work(self, ctx: Context) -> str:
         ctx.group().pause("maintenance")
-        ctx.emit("paused", True)
         return "resume"
 
     def resume(self, ctx: Context) -> str:
         ctx.group().resume()
-        ctx.emit("paused", False)
         return ENDED
 
 
@@ -157,8 +154,7 @@ class Owner(OnGroup):
 
     def change(self, ctx: Context, *, force: bool) -> None:
         change, m = getattr(ctx.group(), self.how.replace(" ", "_")), ctx.store.log.messages[0]
-        if change(m, force=force, by="owner"):
-            ctx.emit("intervened", m, self.how, force)
+        change(m, force=force, by="owner")
 
 
 class Restorer(Chore):

@@ -22,7 +22,6 @@ from .actors import (
     Poison,
     Proc,
     Program,
-    Worker,
     sorted_items,
 )  # fmt: skip
 from .explorer import EFFECT, State, Suspend, Tape, Untaped, Violation
@@ -47,13 +46,6 @@ class Bounds(NamedTuple):
     """
     ticks: int = 0
     """Time passes while somebody works."""
-
-
-def _room(program: Program) -> int:
-    """How many messages a process takes at a time."""
-    if isinstance(program, Driver):
-        return program.options.max_messages
-    return program.most if isinstance(program, Worker) else 10**9
 
 
 class Delivery:
@@ -111,12 +103,8 @@ class Delivery:
                 for m, key in zip(self.messages, keys or [None] * len(self.messages), strict=True)
             ],
         )
-        self.onlooker = (Blind if isinstance(self, Trimmed | Redriven) else Onlooker)(
-            reference,
-            backoff=10 * SECOND,
-            alone=len(programs) == 1,
-            rooms={program.name: _room(program) for program in (*programs, *setup)},
-        )
+        onlooker = Blind if isinstance(self, Trimmed | Redriven) else Onlooker
+        self.onlooker = onlooker(reference, alone=len(programs) == 1)
         for program in programs:
             if isinstance(program, Driver) and isinstance(program.handler, Poison):
                 program.handler.sequence = self.messages[program.handler.number]

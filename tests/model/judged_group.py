@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from support.ledger_group import TIMEOUT, Group
+from support.ledger_group import Group, R
 
 from spark_mq import GroupSettings
 from spark_mq.ledger.acquire import Grant
+from spark_mq.ledger.commands import Command
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.ledger.settle import SettleOutcome
+from spark_mq.ledger.stream_batch import StreamBatch, fence_app_id
 
+from .following import Follower, Settled
 from .reference import ReferenceGroup, ReferenceMessage
 
-FOR_OTHER_REASONS = (None, "rejected", "payload unreadable", "requested")
-"""Why a message may be dead, or due, that never failed by itself."""
 
-
-class JudgedGroup(Group):
+class JudgedGroup(Group, Follower):
     """A group on a log that grows.
 
     The reference judges each lease, and says of each other operation what it must do.
     """
 
-    def __init__(self, rules: GroupSettings, floor: int = -1) -> None:
+    def __init__(self, rules: GroupSettings, floor: int = -1, lanes: int = 0) -> None:
         super().__init__(0, rules, [])
-        self.index, self.ledger = MessageIndex(), Ledger(LedgerHeader(start_sequence=floor))
-        self.reference = ReferenceGroup.of(rules)
+        self.index = MessageIndex(lanes=lanes)
+        self.ledger = Ledger(LedgerHeader(start_sequence=floor))
+        self.reference = ReferenceGroup.of(rules, by_lane=lanes > 0)
 
     def publish(self, version: int, *files: tuple[int, int]) -> None:
         """Publish files in one commit. Of each, how many messages it has, and their size."""
@@ -53,50 +55,36 @@ class JudgedGroup(Group):
         self.check()
         before, grant = self.ledger, super().ask(lease_id, limit, **more)
         taken, request = self.sequences(grant), self.request
-        self.reference.check_grant(taken, grant.blocked_because, request, self.now)
-        if not taken:
-            assert self.ledger is before
-            return grant
+        self.reference.lease(taken, grant.blocked_because, request, self.now, self.ledger)
+        assert taken or self.ledger is before
         assert grant.message_count == len(taken)
-        chosen = [m for m in self.reference.messages if m.seq in set(taken)]
-        self.reference.granted(chosen, lease_id, request.worker_id, self.now, request.expires_at)
         return grant
 
-    def settle(
-        self, verb: str, lease_id: str, seqs: list[int] | None = None, *, whole: bool = False,
-        delay: int | None = None, jitter: float = 0.0,
-    ) -> SettleOutcome:  # fmt: skip
-        given: dict[str, Any] = {"whole": whole, "delay": delay, "jitter": jitter}
-        outcome = super().settle(verb, lease_id, seqs, **given)
-        settled, already, lost = self.reference.settle(verb, lease_id, seqs, self.now, **given)
-        assert (outcome.settled, outcome.already_settled) == (settled, already)
-        known = {m.seq for m in self.reference.messages}
+    def run(self, command: Command[R], **more: Any) -> R:
+        self._numbers = more.get("numbers", {})
+        result = super().run(command, **more)
+        self.follow(self.reference, command, result)
+        return result
+
+    def mark(self, batch: StreamBatch) -> int:
+        return int(self._numbers[fence_app_id(batch.stream)])
+
+    def compare(
+        self, group: ReferenceGroup, outcome: SettleOutcome, expected: Settled,
+        named: Iterable[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        super().compare(group, outcome, expected, named)
+        known = {m.seq for m in group.messages}
         reported = [seq for first, last, _ in outcome.lost for seq in range(first, last + 1)]
         assert len(reported) == len(set(reported))
         # A holder's own intervals may end in gaps.
-        assert set(reported) == {seq for seq in lost if seq in known or not whole}
+        assert set(reported) - known == {seq for seq, _ in named} - known
         assert outcome.lost == sorted(outcome.lost)
-        assert sum(self.index.count(first, last) for first, last in outcome.ranges) == settled
-        return outcome
+        settled = sum(self.index.count(first, last) for first, last in outcome.ranges)
+        assert settled == outcome.settled
 
-    def extend(
-        self, lease_id: str, timeout: int = TIMEOUT, seqs: list[int] | None = None
-    ) -> SettleOutcome:
-        outcome = super().extend(lease_id, timeout, seqs)
-        lost = {seq for first, last, _ in outcome.lost for seq in range(first, last + 1)}
-        done = outcome.settled, outcome.already_settled, lost
-        assert done == self.reference.extend(lease_id, self.now + timeout, seqs)
-        return outcome
-
-    def replay_batch(
-        self, lease_id: str, again: bool = False, *, worker: str = "driver", timeout: int = TIMEOUT
-    ) -> int:
-        granted = super().replay_batch(lease_id, again, worker=worker, timeout=timeout)
-        prefix = lease_id.rpartition("/")[0] + "/"
-        kept = self.reference.replay_batch(
-            prefix, lease_id, worker, self.now, self.now + timeout, granted_before=again
-        )
-        assert granted == len(kept)
+    def replay_batch(self, lease_id: str, again: bool = False, **more: Any) -> int:
+        granted = super().replay_batch(lease_id, again, **more)
         self.check()
         return granted
 
@@ -130,15 +118,4 @@ class JudgedGroup(Group):
         )
         assert head.settled_count == sum(m.seq <= head.start_sequence for m in messages)
         assert len(ranges) == len(self.reference.runs())
-        assert head.counters == self.reference.counters
-        assert head.leases_without_fresh == self.reference.leases_without_fresh
-        breaker, known = head.breaker, self.reference
-        assert (list(breaker.failed), breaker.opened_at, breaker.next_trial_at, breaker.trial) == (
-            known.streak, known.opened, known.trial_from, known.trial,
-        )  # fmt: skip
-        assert (breaker.failed_trials, breaker.paused_at) == (known.trials_failed, known.paused)
-        most = known.max_delivery_attempts
-        for m in messages:
-            assert most is None or m.info["delivery_count"] <= most
-            if m.info["reason"] not in FOR_OTHER_REASONS:
-                assert m.own_failure, f"an innocent died: {m.seq:x} by {m.info['reason']}"
+        self.reference.check_limits()

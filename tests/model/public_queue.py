@@ -111,6 +111,7 @@ class PublicQueue:
             return None
         chosen = [self.message(name, m.sequence) for m in lease.messages]
         group.check_some(chosen, limit, self.now)
+        group.end_claims(chosen)
         group.granted(chosen, lease.lease_id, "1~w", self.now, to_micros(lease.expires_at))
         counts = {m.sequence: m.delivery_count for m in lease.messages}
         assert counts == {m.seq: m.info["delivery_count"] for m in chosen}, "deliveries"
@@ -131,11 +132,11 @@ class PublicQueue:
         except LeaseLost:
             late = True
         group.expire_leases(self.now, (held.lease.lease_id,))
-        _, _, lost = group.settle(
+        *_, lost, returned = group.settle(
             how, held.lease.lease_id, seqs, self.now, whole=not named, delay=None, jitter=0.0
         )
         assert late == bool(lost), f"{how} is {'' if late else 'not '}refused, and {lost} are lost"
-        held.left = [seq for seq in held.left if seq not in seqs]
+        held.left = [seq for seq in held.left if seq not in {*seqs, *returned}]
         if not held.left:
             self.leases.remove(held)
 
@@ -146,7 +147,7 @@ class PublicQueue:
             held.lease.extend()
         group.expire_leases(self.now, (lease_id,))
         timeout = self.queue.group(held.group).settings.visibility_timeout // MICROSECOND
-        group.extend(lease_id, self.now + timeout)
+        group.extend(lease_id, self.now + timeout, None, self.now)
 
     def advance(self, duration: str) -> None:
         """Let time pass, and fold the leases that end."""

@@ -1,9 +1,9 @@
 """A consumer group with one row a message: the delivery rules in the dullest form there is.
 
-Each world judges by this one reference, so a rule of delivery stands once. A world either leads the
-reference through the same operations as the ledger, or lets it see the ledger before a lease. What
-a lease takes isn't chosen here: :meth:`ReferenceGroup.check_grant` judges a choice by the rules.
-Nothing here is shared with the ledger.
+Each world judges by this one reference, so a rule of delivery stands once. A world leads the
+reference through the same operations as the ledger. What a lease takes isn't chosen here:
+:meth:`ReferenceGroup.check_grant` judges a choice by the rules. Nothing here is shared with the
+ledger.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ DELIVERY = {
 }
 """What is known of a message apart from its state, as of one that was never leased."""
 
+FOR_OTHER_REASONS = (None, "rejected", "payload unreadable", "requested")
+"""Why a message may be dead, or due, that never failed by itself."""
 END = 2**63
 ENDED = ("settled", "dead", "transferring")
 """States in which a message holds back no later one of its key."""
@@ -80,9 +82,16 @@ class ReferenceMessage:
         self.info = {name: getattr(row, name) for name in DELIVERY}
 
     @property
+    def is_scheduled(self) -> bool:
+        """Whether the time of its publish counts. Nobody has leased it or made it due."""
+        return self.due > 0 and not (self.info["delivery_count"] or self.info["reason"])
+
+    @property
     def due_at(self) -> int:
-        known = self.info["delivery_count"] or self.info["reason"]
-        return max(self.info["available_at"] or 0, 0 if known else self.due)
+        return max(self.info["available_at"] or 0, self.due if self.is_scheduled else 0)
+
+    def is_due(self, now: int) -> bool:
+        return self.state in ("unread", "available") and self.due_at <= now
 
     @property
     def is_skipped(self) -> bool:
@@ -120,6 +129,12 @@ class ReferenceMessage:
             **info,
         )
 
+    def uncount(self, due: int) -> None:
+        """Out of the lease, as if it had never been in it."""
+        back = self.info["delivery_count"] - 1
+        first = self.info["first_leased_at"] if back else None
+        self.end_lease("available", available_at=due, delivery_count=back, first_leased_at=first)
+
     def die(self, reason: str, state: str = "dead") -> None:
         at = self.info["leased_at"]
         self.end_lease(state, available_at=None, suspect=False, reason=reason)
@@ -137,6 +152,7 @@ class ReferenceGroup:
     clock_skew: int = 0
     retry_delay: int = 0
     max_retry_delay: int = 0
+    retry_jitter: float = 0.0
     max_in_flight: int | None = None
     max_tracked_ranges: int = 200_000
     retry: str = "exponential"
@@ -182,25 +198,51 @@ class ReferenceGroup:
         for m, row in zip(self.messages, rows, strict=True):
             m.see(row)
 
-    def see_ledger(self, ledger: Any) -> None:
-        for m, row in self._with_rows(ledger):
-            m.see(row)
-            if m.state == "unread" and m.seq <= ledger.head.start_sequence:
-                m.forget("settled")
+    def see_head(self, head: Any) -> None:
+        breaker, self.counters = head.breaker, dict(head.counters)
+        self.leases_without_fresh = head.leases_without_fresh
+        self.streak, self.opened = list(breaker.failed), breaker.opened_at
+        self.trial_from, self.trial = breaker.next_trial_at, breaker.trial
+        self.trials_failed, self.paused = breaker.failed_trials, breaker.paused_at
+
+    def of_head(self) -> tuple[Any, ...]:
+        """What the head of a ledger says, as a reference that saw it."""
+        return (
+            self.counters, self.leases_without_fresh, self.streak, self.opened, self.trial_from,
+            self.trial, self.trials_failed, self.paused,
+        )  # fmt: skip
 
     def check_ledger(self, ledger: Any) -> None:
         """Whether a ledger says the same of each message. The words of its errors are taken over:
-        they are for people, but keep ranges apart.
+        they are for people, but keep ranges apart. So is when to look again at scheduled messages.
         """
+        other = ReferenceGroup()
+        other.see_head(ledger.head)
+        assert self.of_head() == other.of_head(), "the heads differ"
         for m, row in self._with_rows(ledger):
             if row is None:
                 expected = "settled" if m.seq <= ledger.head.start_sequence else "unread"
                 assert m.state == expected, f"message {m.seq:x} is lost"
                 m.error = None
             else:
+                if m.state == row.state == "available" and m.is_scheduled:
+                    assert row.available_at <= m.due_at, f"message {m.seq:x} is looked at too late"
+                    m.info["available_at"] = row.available_at
                 seen = (row.state, *(getattr(row, name) for name in DELIVERY))
                 assert (m.state, *m.info.values()) == seen, f"message {m.seq:x}"
                 m.error = row.error
+
+    def inside(self, spans: Iterable[tuple[Any, ...]]) -> list[int]:
+        """The messages of some intervals."""
+        known = list(spans)
+        return [m.seq for m in self.messages if any(a <= m.seq <= b for a, b, *_ in known)]
+
+    def check_limits(self) -> None:
+        for m in self.messages:
+            most, reason = self.max_delivery_attempts, m.info["reason"]
+            assert most is None or m.info["delivery_count"] <= most
+            innocent = not m.own_failure and reason not in FOR_OTHER_REASONS
+            assert not innocent, f"an innocent died: {m.seq:x} by {reason}"
 
     def _with_rows(self, ledger: Any) -> Iterator[tuple[ReferenceMessage, Any | None]]:
         """Each message with its range, or None if it's unread or below the floor."""
@@ -212,11 +254,12 @@ class ReferenceGroup:
             yield m, row if row is not None and row.first <= m.seq else None
 
     def held_mask(self, lease_id: str) -> list[ReferenceMessage]:
-        return [
-            m
-            for m in self.messages
-            if m.state in ("leased", "available") and m.info["lease_id"] == lease_id
-        ]
+        held = self.by_state("leased", "available")
+        return [m for m in held if m.info["lease_id"] == lease_id]
+
+    def named(self, seqs: Iterable[int]) -> list[ReferenceMessage]:
+        wanted = set(seqs)
+        return [m for m in self.messages if m.seq in wanted]
 
     def by_state(self, *states: str) -> list[ReferenceMessage]:
         return [m for m in self.messages if m.state in states]
@@ -237,10 +280,8 @@ class ReferenceGroup:
             self.counters[outcome] = self.counters.get(outcome, 0) + messages
 
     def spent(self, m: ReferenceMessage) -> bool:
-        return (
-            self.max_delivery_attempts is not None
-            and m.info["delivery_count"] >= self.max_delivery_attempts
-        )
+        most = self.max_delivery_attempts
+        return most is not None and m.info["delivery_count"] >= most
 
     def allowed(self, own: bool) -> int | None:
         f = 1 if self.retry == "none" else self.max_failures
@@ -248,11 +289,9 @@ class ReferenceGroup:
 
     def attempts(self, spare: int) -> int | None:
         """The delivery on which a message that always fails must be alone."""
-        limits = (
-            None if self.max_delivery_attempts is None else self.max_delivery_attempts - spare,
-            self.allowed(False),
-        )
-        known = [limit for limit in limits if limit is not None]
+        most, failures = self.max_delivery_attempts, self.allowed(False)
+        known = [] if most is None else [most - spare]
+        known += [] if failures is None else [failures]
         return max(1, min(known)) if known else None
 
     def final(self, m: ReferenceMessage, now: int, own: bool) -> str:
@@ -266,19 +305,16 @@ class ReferenceGroup:
         too_old = own and age is not None and first and now - first >= age
         return "max_retry_age" if too_old else ""
 
-    def bury(self, m: ReferenceMessage, reason: str) -> None:
-        if self.on_max_deliveries == "drop":
+    def bury(self, m: ReferenceMessage, reason: str, how: str = "") -> None:
+        how = how or self.on_max_deliveries
+        if how == "drop":
             m.forget("settled")
             self.count("dropped", 1)
         else:
-            m.die(reason, "blocked" if self.on_max_deliveries == "block" else "dead")
+            m.die(reason, "blocked" if how == "block" else "dead")
 
     def reject(self, m: ReferenceMessage, reason: str) -> None:
-        if self.on_reject == "drop":
-            m.forget("settled")
-            self.count("dropped", 1)
-        else:
-            m.die(reason)
+        self.bury(m, reason, self.on_reject)
 
     # -- the breaker
 
@@ -411,12 +447,14 @@ class ReferenceGroup:
         self.excuse_company(worker_id)
 
     def settle(
-        self, verb: str, lease_id: str, seqs: list[int] | None, now: int, *, whole: bool,
-        delay: int | None, jitter: float,
-    ) -> tuple[int, int, set[int]]:  # fmt: skip
-        """Returns how many messages were settled, how many already were, and the sequences that are
-        not the lease's to settle.
+        self, verb: str, lease_id: str, seqs: list[int] | None, now: int, *, whole: bool = False,
+        delay: int | None = None, jitter: float = 0.0,
+    ) -> tuple[int, int, set[int], set[int]]:  # fmt: skip
+        """Returns how many messages were settled, how many already were, the sequences that are not
+        the lease's to settle, and those that it has lost since.
         """
+        if len({m.state for m in self.held_mask(lease_id)}) == 2:  # a part of it has expired
+            self.return_behind(lease_id, now)
         by_seq = {m.seq: m for m in self.messages}
         names = [m.seq for m in self.held_mask(lease_id)] if seqs is None else sorted(set(seqs))
         settled, already, lost = 0, 0, set()
@@ -452,7 +490,8 @@ class ReferenceGroup:
             self.worked(done)
         elif ended and not self.held_mask(lease_id):
             self.lease_expired(*ended[0])
-        return settled, already, lost
+        gives_back = verb in ("nack", "release")
+        return settled, already, lost, self.return_behind(lease_id, now) if gives_back else set()
 
     def settle_one(
         self, verb: str, m: ReferenceMessage, now: int, *, named: bool, delay: int | None,
@@ -477,7 +516,7 @@ class ReferenceGroup:
                 growth = {"none": 0, "constant": 1, "linear": times}
                 growth["exponential"] = 1 << (times - 1)
                 backoff = min(self.max_retry_delay, self.retry_delay * growth[self.retry])
-                delay = 0 if late else round(backoff * (1 + jitter / 10))
+                delay = 0 if late else round(backoff * (1 + self.retry_jitter * jitter))
             suspect, size = not named and not self.alone(m), m.info["lease_size"]
             m.end_lease("available", available_at=now + delay, suspect=suspect)
             m.info["lease_size"] = size if suspect else None
@@ -486,17 +525,55 @@ class ReferenceGroup:
             m.end_lease("available", available_at=due if delay is None else now + delay)
             m.info["lease_size"] = size if m.info["suspect"] else None
         else:
-            back, due = m.info["delivery_count"] - 1, now + (delay or 0)
-            first = m.info["first_leased_at"] if back else None
-            m.end_lease("available", available_at=due, delivery_count=back, first_leased_at=first)
+            m.uncount(now + (delay or 0))
+
+    def return_behind(self, lease_id: str, now: int) -> set[int]:
+        """Give back, uncounted, what a lease holds behind an unsettled message of its lane."""
+        given_back, expired, lost = set[Any](), set[Any](), set[int]()
+        for m in self.by_state("leased", "available", "blocked") if self.order == "key" else ():
+            slot = m.lane, m.priority
+            if m.lane is None:
+                continue
+            if m.info["lease_id"] != lease_id:
+                given_back |= {slot} if m.state != "leased" else set()
+            elif slot in given_back or (m.state == "leased" and slot in expired):
+                lost.add(m.seq)
+                if m.state == "leased":
+                    m.uncount(now)
+                m.info["lease_id"] = None
+            elif m.state == "available":
+                expired.add(slot)
+        return lost
+
+    def end_claims(self, chosen: Sequence[ReferenceMessage]) -> None:
+        """An expired lease loses its claim with one of its lanes, if the order is kept."""
+        lanes = {m.lane for m in chosen if self.order == "key"} - {None}
+        late = [m for m in self.by_state("available") if m.info["lease_id"]]
+        lost = {m.info["lease_id"] for m in late if m.lane in lanes}
+        for m in late:
+            if m.info["lease_id"] in lost:
+                m.info["lease_id"] = None
 
     def extend(
-        self, lease_id: str, expires_at: int, seqs: list[int] | None = None
-    ) -> tuple[int, int, set[int]]:
+        self, lease_id: str, expires_at: int, seqs: list[int] | None, now: int
+    ) -> tuple[int, int, set[int], set[int]]:
         """Returns the same as :meth:`settle`."""
         held = [m for m in self.held_mask(lease_id) if seqs is None or m.seq in seqs]
         others = set(seqs or ()) - {m.seq for m in held}
         done = {m.seq for m in self.by_state("settled")} - self.skipped
+        before = [(m, {**vars(m), "info": {**m.info}}) for m in self.messages]
+        expired = {m.seq for m in held if m.state == "available"}
+        self._extend(held, expires_at)
+        lost = set() if seqs is None else self.return_behind(lease_id, now)
+        if stay := expired & lost:  # an expiry has counted them
+            for m, known in before:
+                vars(m).update(known)
+            self._extend([m for m in held if m.seq not in stay], expires_at)
+            lost = self.return_behind(lease_id, now)
+        gone = {m.seq for m in held} & (lost | stay)
+        return len(held) - len(gone), len(others & done), (others - done) | gone, lost
+
+    def _extend(self, held: list[ReferenceMessage], expires_at: int) -> None:
         for m in held:
             if m.state == "available":
                 left = m.info["failure_count"] - 1
@@ -506,7 +583,6 @@ class ReferenceGroup:
                 self.excuse_company(m.info["worker_id"])
             else:
                 m.become("leased", expires_at=max(expires_at, m.info["expires_at"]))
-        return len(held), len(others & done), others - done
 
     def excuse_company(self, worker: str) -> None:
         """A message on its last attempt may get company by a lease of named messages, by a stream,
@@ -547,9 +623,10 @@ class ReferenceGroup:
         if returned and not kept:
             self.lease_failed(returned[0], now)
         for m in kept:
-            m.own_failure |= self.lease_sizes[m.info["lease_id"]] == 1
+            m.own_failure |= self.lease_sizes.get(m.info["lease_id"]) == 1
         self.granted(kept, lease_id, worker_id, now, expires_at)
-        return kept
+        lost = self.return_behind(lease_id, now)
+        return [m for m in kept if m.seq not in lost]
 
     def freeze(self, transfer_id: str, ranges: int) -> list[ReferenceMessage]:
         dead = [run for run in self.runs() if run[0].state == "dead"][:ranges]
@@ -579,23 +656,25 @@ class ReferenceGroup:
 
     def intervene(self, how: str, seqs: list[int], now: int, force: bool) -> tuple[int, set[int]]:
         """Returns how many messages changed, and those that must not."""
-        named = [m for m in self.messages if m.seq in seqs]
-        barred = {
-            m.seq for m in named if m.state == "transferring" or (m.state == "leased" and not force)
-        }
+        named = self.named(seqs)
+        held = ("transferring",) if force else ("transferring", "leased")
+        barred = {m.seq for m in named if m.state in held}
         if barred:
             return 0, barred
-        changed = 0
+        changed, taken = 0, set[str]()
         for m in named:
-            waits = m.state == "available" and m.info["available_at"] > now
+            waits = m.state in ("unread", "available") and m.due_at > now
             if m.state == "settled" or (how == "dead letter" and m.state == "dead"):
                 continue
             if how == "retry now" and not waits and m.state not in ("dead", "blocked", "leased"):
                 continue
             if m.state == "unread":
                 self._write_down(m.seq)
+            taken |= {m.info["lease_id"]} if m.state == "leased" else set()
             self._intervene_one(how, m, now)
             changed += 1
+        for lease_id in sorted(taken) if how == "retry now" else ():
+            self.return_behind(lease_id, now)
         return changed, set()
 
     def _intervene_one(self, how: str, m: ReferenceMessage, now: int) -> None:
@@ -605,6 +684,7 @@ class ReferenceGroup:
         elif how == "dead letter":
             m.die("requested")
         elif m.state in ("dead", "blocked") or (m.state == "leased" and self.spent(m)):
+            m.overtaken |= m.state != "leased"
             m.own_failure = False
             kept = m.info["first_leased_at"]
             m.forget("available", available_at=now, first_leased_at=kept, reason="requested")
@@ -617,9 +697,8 @@ class ReferenceGroup:
             m.info["lease_size"] = size
 
     def cut(self, horizon: int) -> int:
-        gone = [
-            m for m in self.by_state("unread", "available", "dead", "blocked") if m.seq <= horizon
-        ]
+        waits = self.by_state("unread", "available", "dead", "blocked")
+        gone = [m for m in waits if m.seq <= horizon]
         for m in gone:
             m.forget("settled")
         self.count("lost", len(gone))
@@ -631,9 +710,9 @@ class ReferenceGroup:
         self.skipped |= {m.seq for m in left if m.seq < target}
         reach = max((m.seq for m in self.by_state("transferring")), default=-1)
         for m in self.messages:
-            m.own_failure = m.own_failure and m.state == "transferring"
             if m.state == "transferring":
                 continue
+            m.own_failure = m.overtaken = False
             if m.seq < target:
                 self.count("skipped", m.state != "settled")
                 m.forget("settled")
@@ -645,12 +724,12 @@ class ReferenceGroup:
     # -- files that cannot be read
 
     def _due_of(self, first: int, last: int, now: int) -> list[ReferenceMessage]:
-        return [
-            m
-            for m in self.messages
-            if first <= m.seq <= last
-            and (m.state == "unread" or (m.state == "available" and m.info["available_at"] <= now))
-        ]
+        """The due messages of a file. All of it that waits is in the ledger from now on."""
+        waits = [m for m in self.by_state("unread", "available") if first <= m.seq <= last]
+        due = [m for m in waits if m.due_at <= now]
+        if due and any(m.state == "unread" for m in waits):
+            self._write_down(last + 1)
+        return due
 
     def _write_down(self, before: int) -> None:
         """Unread messages below something in the ledger are in it too, as due since ever."""
@@ -660,20 +739,27 @@ class ReferenceGroup:
 
     def bury_file(self, first: int, last: int, reason: str, now: int) -> int:
         due = self._due_of(first, last, now)
-        if any(m.state == "unread" for m in due):
-            self._write_down(first)
         for m in due:
             self.reject(m, reason)
         return len(due)
 
     def postpone_file(self, first: int, last: int, now: int, until: int) -> None:
         due = self._due_of(first, last, now)
-        if any(m.state == "unread" for m in due):
-            self._write_down(first)
         for m in due:
             m.become("available", available_at=until)
 
     # -- judging what a lease took
+
+    def lease(self, taken: list[int], why: str, wanted: Any, now: int, after: Any) -> None:
+        """Judge a lease by the ledger after it, and have it."""
+        self.check_grant(taken, why, wanted, now)
+        if not (chosen := self.named(taken)):
+            return
+        self.end_claims(chosen)
+        self.granted(chosen, wanted.lease_id, wanted.worker_id, now, wanted.expires_at)
+        if self.by_lane:  # how far it has looked is not judged then
+            self._write_down(after.end_sequence + 1)
+            self.leases_without_fresh = after.head.leases_without_fresh
 
     def check_grant(self, taken: list[int], why: str, wanted: Any, now: int) -> None:
         """Whether the rules allow this choice for a request.
@@ -684,8 +770,7 @@ class ReferenceGroup:
             assert not taken, f"messages {taken} are leased, and the group is stopped: {stopped}"
             assert stopped in why
             return
-        wanted_seqs = set(taken)
-        chosen = [m for m in self.messages if m.seq in wanted_seqs]
+        chosen = self.named(taken)
         assert len(chosen) == len(taken)
         limit = self._limit(wanted.max_messages)
         self.check_some(chosen, wanted.max_messages, now)
@@ -768,7 +853,8 @@ class ReferenceGroup:
     def _check_lanes(
         self, chosen: Sequence[ReferenceMessage], why: str, wanted: Any, limit: int, now: int
     ) -> None:
-        heads = self._due_heads(now)
+        by = now if wanted.due_by is None else min(now, wanted.due_by)
+        heads = [m for m in self._due_heads(now) if m in self._allowed(wanted) and m.is_due(by)]
         if not chosen:
             if why.startswith("last_attempt"):
                 held = self.held_by_process_of(wanted.worker_id)
@@ -804,30 +890,34 @@ class ReferenceGroup:
 
         A blocked message stops its lane, or all later messages of a group without an order.
         """
-        held = {m.lane for m in self.by_state("leased")}
+        leased = Counter(m.lane for m in self.by_state("leased"))
+        cap = 1 if self.order == "key" else self.max_in_flight_per_key or END
         closed, heads = set[tuple[int | None, int]](), list[ReferenceMessage]()
         for m in self.messages:
             if m.state == "leased" or m.is_over(now):
                 continue
             if m.state == "blocked" and self.order != "key":
                 break
-            free = m.lane not in held and (m.lane, m.priority) not in closed
-            free = free or m.lane is None or self.order != "key"
+            free = self.order != "key" or (m.lane, m.priority) not in closed
+            free = m.lane is None or (free and leased[m.lane] < cap)
             if free and m.state != "blocked" and m.due_at <= now:
                 heads.append(m)
             closed.add((m.lane, m.priority))
         return heads
 
+    def _allowed(self, wanted: Any) -> list[ReferenceMessage]:
+        """The messages that a request asks for."""
+        upto = END if wanted.max_sequence is None else wanted.max_sequence
+        spans = [(0, upto)] if wanted.intervals is None else wanted.intervals
+        return [m for m in self.messages if any(a <= m.seq <= min(b, upto) for a, b in spans)]
+
     def _check_turn(self, taken: list[int], why: str, wanted: Any, limit: int, now: int) -> None:
         """Whether these are the ones whose turn it is, in a group without lanes."""
         attempts = self.attempts(wanted.reserved_attempts)
-        blocked = min((m.seq for m in self.by_state("blocked")), default=2**63)
+        blocked = min((m.seq for m in self.by_state("blocked")), default=END)
         behind = [m for m in self.messages if m.seq > blocked]
-        upto = min(blocked - 1, wanted.max_sequence if wanted.max_sequence is not None else 2**63)
         by = now if wanted.due_by is None else min(now, wanted.due_by)
-        spans = [(0, upto)] if wanted.intervals is None else wanted.intervals
-        allowed = [m for m in self.messages if m.seq <= upto]
-        allowed = [m for m in allowed if any(a <= m.seq <= b for a, b in spans)]
+        allowed = [m for m in self._allowed(wanted) if m.seq < blocked]
         unread = [m for m in allowed if m.state == "unread"]
         due = [m for m in allowed if m.state == "available" and m.info["available_at"] <= by]
         # Ranges that count against the cap: not dead, transferring or delayed ones.
@@ -846,7 +936,7 @@ class ReferenceGroup:
             assert limit < 1 or not (due or reads), (
                 "something is due and no cap is reached, yet nothing was granted"
             )
-            reported = bool(due or unread) or (blocked < 2**63 and not why.startswith("max"))
+            reported = bool(due or unread) or (blocked < END and not why.startswith("max"))
             assert bool(why) == reported, (
                 f"{why=} with {len(due)} due and {len(unread)} unread, {len(behind)} behind what "
                 "blocks"
@@ -885,12 +975,8 @@ class ReferenceGroup:
         held = self.held_by_process_of(worker)
         if attempts in (None, 1) or not held:
             return False
-        if any(
-            self.alone(m)
-            and m.info["delivery_count"] >= attempts
-            and (m.info["suspect"] or not m.info["failure_count"])
-            for m in held
-        ):
+        last = [m for m in held if self.alone(m) and m.info["delivery_count"] >= attempts]
+        if any(m.info["suspect"] or not m.info["failure_count"] for m in last):
             return True
         if not due or (self.opened is not None and self._innocent(due, reads, attempts)):
             return False
@@ -905,11 +991,9 @@ class ReferenceGroup:
     ) -> list[ReferenceMessage]:
         """What a trial prefers, since it has not failed by itself."""
         undelivered = [m for m in due if not m.info["delivery_count"]] + reads
-        return undelivered or [
-            m
-            for m in due
-            if m.info["suspect"] and (attempts is None or m.info["delivery_count"] < attempts - 1)
-        ]
+        most = END if attempts is None else attempts - 1
+        suspects = [m for m in due if m.info["suspect"]]
+        return undelivered or [m for m in suspects if m.info["delivery_count"] < most]
 
     def _turn(
         self, due: list[ReferenceMessage], reads: list[ReferenceMessage], limit: int,
@@ -983,12 +1067,9 @@ class ReferenceGroup:
         size, failed = self._size(head, limit, n), head.info["lease_size"]
         if failed is None or n - 1 <= head.info["delivery_count"]:
             return size
-        same = [
-            m
-            for m in self.by_state("leased", "available", "dead", "blocked", "transferring")
-            if m.info["first_failed_at"] == head.info["first_failed_at"]
-            and m.info["delivery_count"] >= head.info["delivery_count"]
-        ]
+        known = self.by_state("leased", "available", "dead", "blocked", "transferring")
+        known = [m for m in known if m.info["first_failed_at"] == head.info["first_failed_at"]]
+        same = [m for m in known if m.info["delivery_count"] >= head.info["delivery_count"]]
         waiting = [m for m in self.by_state("available") if self._together(m, head)]
         grown = size + min(size, max(0, failed - len(same)))
         return max(size, min(limit, grown, len(waiting) // 2))
