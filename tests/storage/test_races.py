@@ -370,27 +370,29 @@ def _lease_and_ack(path: str, times: int) -> int:
     return sum(group.lease("w").ack().settled for _ in range(times))
 
 
-def _hammer(path: str, group: str, stop: Any, ready: Any = None) -> int:
-    """Leases and gives back as fast as it can. Returns how many commits."""
+def _hammer(path: str, group: str, shared: Any, commits: int) -> int:
+    """Lease and give back as fast as it can. Tell when that made so many commits."""
+    stop, ready, enough = shared
     fast, done = Queue.open(path).group(group), 0
-    if ready is not None:
-        ready.wait()
+    ready.wait()
     while not stop.is_set():
         mine = fast.lease("w")
         if mine is not None:
             mine.release()
             done += 2
+            if done == commits:
+                enough.append(done)
     return done
 
 
-def _plod(path: str, name: str, times: int, stop: Any, ready: Any = None) -> float:
-    """Commits `times` times with 100 ms between read and write, against the others.
+def _plod(path: str, name: str, times: int, shared: Any) -> float:
+    """Commit so often, and until the three others have made enough commits.
 
-    Returns how long it took.
+    Each takes 100 ms between read and write. Returns how long it took.
     """
-    group = Queue.open(path).group(name).ensure()
-    if ready is not None:
-        ready.wait()
+    stop, ready, enough = shared
+    group, done = Queue.open(path).group(name).ensure(), 0
+    ready.wait()
     started = time.monotonic()
     optimistic_commit.TIMEOUT_SECONDS = 60.0  # in this process only
 
@@ -402,8 +404,9 @@ def _plod(path: str, name: str, times: int, stop: Any, ready: Any = None) -> flo
         return Change(after, None, {"operation": "step"})
 
     try:
-        for _ in range(times):
+        while done < times or len(enough) < 3:
             group_ledger_of(group).run(Step(step))
+            done += 1
     finally:
         stop.set()
     return time.monotonic() - started
@@ -438,17 +441,16 @@ def test_four_processes_lose_no_update(queue: Queue, workers: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "group", "steps", "seconds"),
+    ("workers", "group", "commits", "seconds"),
     [
-        # So many steps that a busy machine leaves the others time for some commits.
-        pytest.param(False, "fast", 25, 40, id="another group"),
-        pytest.param(False, "slow", 20, 60, id="its own group"),
-        pytest.param(True, "slow", 8, 120, id="its own group, on several machines"),
+        pytest.param(False, "fast", 12, 40, id="another group"),
+        pytest.param(False, "slow", 6, 60, id="its own group"),
+        pytest.param(True, "slow", 6, 120, id="its own group, on several machines"),
     ],
     indirect=["workers"],
 )
 def test_a_slow_worker_is_not_starved_by_fast_ones(
-    queue: Queue, workers: Any, group: str, steps: int, seconds: float
+    queue: Queue, workers: Any, group: str, commits: int, seconds: float
 ) -> None:
     """Without locks it waited until its patience was over: each of its commits lost to one that
     took a tenth of its time. Beside another group it must not wait for a pause in theirs.
@@ -456,17 +458,17 @@ def test_a_slow_worker_is_not_starved_by_fast_ones(
     queue.publish([str(n) for n in range(100)])
     queue.group(group).ensure()
     with multiprocessing.get_context("spawn").Manager() as manager:
-        stop, ready = manager.Event(), manager.Barrier(4)
-        fast = [workers.apply_async(_hammer, (queue.path, group, stop, ready)) for _ in range(3)]
+        shared = manager.Event(), manager.Barrier(4), manager.list()
+        hammer = (queue.path, group, shared, commits)
+        fast = [workers.apply_async(_hammer, hammer) for _ in range(3)]
         try:
-            plodding = workers.apply_async(_plod, (queue.path, "slow", steps, stop, ready))
+            plodding = workers.apply_async(_plod, (queue.path, "slow", 8, shared))
             took = plodding.get(timeout=150)
         finally:
-            stop.set()
+            shared[0].set()
         hammered = [result.get(timeout=60) for result in fast]
-    assert ledgers_of(queue).read("slow").ledger.head.counters["steps"] == steps
-    assert min(hammered) > 4, hammered  # nor the fast ones by each other
-    assert sum(hammered) > 30 or group == "slow", hammered
+    assert ledgers_of(queue).read("slow").ledger.head.counters["steps"] >= 8
+    assert min(hammered) >= commits, hammered  # nor the fast ones by each other
     # A starved one ends with ContentionTimeout. Measured: 3 s beside another group, and apart 6 to
     # 28 s, with four busy processes on two cores.
     assert took < seconds, f"{took:.1f} s beside {hammered} commits of the others"
