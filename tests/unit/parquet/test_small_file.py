@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.thrift import decode, get
+from support.thrift import decode
 
 from spark_mq.parquet.small_file import SmallFileEncoder
 
@@ -61,7 +61,7 @@ def test_pyarrow_reads_back_what_was_encoded(table: pa.Table) -> None:
 def test_pyarrow_finds_a_damaged_byte_of_a_page(table: pa.Table, draw: st.DataObject) -> None:
     data = bytearray(SmallFileEncoder(table.schema).encode([plain(c) for c in table.columns]))
     header, page = decode(bytes(data), 4)
-    at = page + draw.draw(st.integers(0, get(header, 3) - 1))
+    at = page + draw.draw(st.integers(0, header[3][1] - 1))
     data[at] ^= draw.draw(st.integers(1, 255))
     with pytest.raises(OSError, match="CRC checksum verification failed"):
         pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True).read()
