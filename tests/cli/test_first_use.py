@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -14,7 +13,6 @@ from support.commands import Run
 from support.handles import lease
 
 from spark_mq import Message, Queue
-from spark_mq.interfaces.cli.app import run as run_command
 
 LONG = "KeyError: 'orders/2026/" + "x" * 60 + "'"
 
@@ -30,22 +28,15 @@ def queue(tmp_path: Path) -> Queue:
 @pytest.mark.parametrize("error", ["no luck", "KeyError: 'x'", LONG, "a b c d e f g " * 9])
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_narrow_terminal_shows_the_whole_failure_of_letters(
-    queue: Queue,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: str,
-    width: int,
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, error: str, width: int
 ) -> None:
     group = queue.group("billing")
     group.lease("w", max_messages=4).reject(error=error)
     queue.sweep()
     here = ["dlq", "failures", "-q", queue.path]
-    assert run_command([*here, "-o", "json"]) == 0
-    shape = json.loads(capsys.readouterr().out)["shape"]
-    monkeypatch.setenv("COLUMNS", str(width))
+    shape = run(*here, "-o", "json").row["shape"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert run_command(here) == 0
-    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", run(*here, COLUMNS=str(width)).out)
     assert max(map(len, shown.splitlines())) <= width
     assert Counter(shape.replace(" ", "")) <= Counter(shown), "no character is cut off"
     assert "…" not in shown.replace(shape, "")
@@ -60,11 +51,7 @@ def test_a_narrow_terminal_shows_the_whole_failure_of_letters(
     ],
 )
 def test_a_handler_of_the_other_mode_gets_the_hint(
-    queue: Queue,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
-    mistake: tuple[str, str, str],
+    run: Run, queue: Queue, tmp_path: Path, words: tuple[str, ...], mistake: tuple[str, str, str]
 ) -> None:
     body, mode, hint = mistake
     (tmp_path / f"newcomer_{mode}.py").write_text(f"def bill(message):\n    return {body}\n")
@@ -73,8 +60,8 @@ def test_a_handler_of_the_other_mode_gets_the_hint(
     if words[0] == "replay":
         lease(queue, 4, "billing").ack()
     handler = (f"{tmp_path}/newcomer_{mode}.py:bill", "-q", queue.path, "-g", "billing")
-    run_command([*words, "--mode", mode, *handler])
-    assert hint in "".join(capsys.readouterr())
+    done = run(*words, "--mode", mode, *handler, expect=None)
+    assert hint in done.out + done.err
 
 
 def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import Run
 
 import spark_mq
 from spark_mq import Queue, QueueNotFound
-from spark_mq.interfaces.cli.app import run
 
 
 def advised() -> Iterator[tuple[str, list[str]]]:
@@ -25,11 +25,8 @@ def advised() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("place", "words"), list(advised()))
-def test_each_advised_command_is_there(
-    place: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([*(word for word in words[:2] if word.isalpha()), "--help"]) == 0, place
-    out = capsys.readouterr().out
+def test_each_advised_command_is_there(run: Run, place: str, words: list[str]) -> None:
+    out = run(*(word for word in words[:2] if word.isalpha()), "--help").out
     for option in words:
         assert not re.match("--?[a-z]", option) or option in out, (place, option)
 

@@ -52,13 +52,12 @@ CALLS = (
 
 
 ALL_IN_ONE = """
-import sys
-from spark_mq.interfaces.cli import main
+import runpy, sys
 codes = set()
 for call in {calls}:
     sys.argv = ["spark-mq", *call.split(), "-o", "{output}"]
     try:
-        main()
+        runpy.run_module("spark_mq", run_name="__main__")
     except SystemExit as end:
         codes.add(end.code)
 print("ended with", codes, file=sys.stderr)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import Run, started
 
 from spark_mq import Message, Queue, Reject
-from spark_mq.interfaces.cli.app import run
-from spark_mq.interfaces.cli.output import CommandFormatter
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202egnp.exe\nspark-mq: forged\x85\u2028\ufeff\U000e0041"
 
@@ -56,39 +54,30 @@ def commands(queue: Queue) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("output", ["table", "json"])
-def test_no_command_prints_what_steers_a_terminal(
-    queue: Queue, capsys: pytest.CaptureFixture[str], output: str
-) -> None:
+def test_no_command_prints_what_steers_a_terminal(run: Run, queue: Queue, output: str) -> None:
     printed = ""
     for words in commands(queue):
-        run([*words, "-o", output])
-        out, err = capsys.readouterr()
-        printed += out
-        for line in (out + err).split("\n"):
+        done = run(*words, "-o", output, expect=None)
+        printed += done.out
+        for line in (done.out + done.err).split("\n"):
             assert line.isprintable(), (words, line)
             assert not line.startswith("spark-mq: forged"), (words, line)
     assert printed.count("owned") > 10, "the texts are there"
 
 
-def test_json_keeps_each_character(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
-    run(["peek", "-q", queue.path, "-o", "json"])
-    rows = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
+def test_json_keeps_each_character(run: Run, queue: Queue) -> None:
+    rows = run("peek", "-q", queue.path, "-o", "json").rows
     assert [row["key"] for row in rows] == [EVIL] * 4
     assert rows[0]["headers"] == {EVIL: EVIL}
 
 
-def test_the_log_of_a_command_has_one_safe_line_for_each_record() -> None:
-    formatter = CommandFormatter("spark-mq: %(levelname)s: %(message)s")
-    record = logging.makeLogRecord({"msg": "paused: %s %d", "args": (EVIL, 7), "levelname": "INFO"})
-    line = formatter.format(record)
-    assert line.isprintable()
-    assert line.endswith("7")
-    try:
-        raise ValueError(EVIL)
-    except ValueError as error:
-        record.exc_info = (ValueError, error, error.__traceback__)
-    lines = formatter.format(record).split("\n")
-    assert "Traceback" in lines[1]
+def test_the_log_of_a_command_has_only_safe_lines(queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(f"def fail(message):\n    raise ValueError({EVIL!r})\n")
+    words = ("work", "failing:fail", "--until", "empty", "-q", queue.path, "-g", "other")
+    with started("-v", *words, folder=tmp_path) as command:
+        lines = command.communicate(timeout=120)[1].split("\n")
+    assert any("Traceback" in line for line in lines)
+    assert sum("owned" in line for line in lines) > 1
     assert all(line.isprintable() for line in lines)
 
 
@@ -111,9 +100,7 @@ def test_no_log_of_the_library_has_what_steers_a_terminal(
     assert [text for text in texts if not text.isprintable()] == []
 
 
-def test_a_long_text_does_not_widen_the_cells_of_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_text_does_not_widen_the_cells_of_others(run: Run, tmp_path: Path) -> None:
     """One key of 20 MB made `peek` print 200 MB of blanks."""
     queue, long = Queue.create(tmp_path / "q", durable=False, lanes=2), "k" * 1_000_000
     queue.publish([Message("x", key=long, message_id=long), *["y"] * 9])
@@ -124,13 +111,10 @@ def test_a_long_text_does_not_widen_the_cells_of_others(
     for words in (["peek"], ["peek", "-f", "--after", "earliest", "-n", "10"],
                   ["group", "describe", "g", "lanes"],
                   ["trace", str(sequence)], ["trace", "--now", str(sequence)]):  # fmt: skip
-        assert run([*words, *where]) == 0
-        out = capsys.readouterr().out
-        assert len(out) < 100_000, words
+        assert len(run(*words, *where).out) < 100_000, words
     group.lease("w", max_messages=10).reject([sequence], error="bad")
     queue.sweep()
     for words in (["list"], ["failures"], ["redrive", "--dry-run"], ["list", "0"]):
-        run(["dlq", *words, *where])
-        assert len(capsys.readouterr().out) < 100_000, words
+        assert len(run("dlq", *words, *where, expect=None).out) < 100_000, words
     assert len(queue.trace(sequence)._repr_html_()) < 100_000
     assert len(str(queue.trace(sequence))) < 100_000

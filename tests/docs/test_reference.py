@@ -6,9 +6,8 @@ import ast
 import re
 import runpy
 import shlex
-import sys
 import tomllib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import fields
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -20,7 +19,9 @@ import yaml
 from deltalake import DeltaTable
 from model.scenarios import SLOW, WORLDS
 from support.blocks import OF_PAGES, ROOT, blocks_of, pages
+from support.commands import parse
 from support.handles import lease, leased
+from typer.exceptions import TyperException
 
 from spark_mq import (
     ConsumerGroup,
@@ -32,7 +33,6 @@ from spark_mq import (
     WorkSummary,
     errors,
 )
-from spark_mq.util.records import Record
 
 REFERENCE = ROOT / "docs" / "reference"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -85,7 +85,7 @@ def test_every_method_has_its_place(owner: type) -> None:
     listed = re.search(rf"autoclass:: spark_mq\.{owner.__name__}\n   :members: (.*)", page)
     assert listed is not None
     found = {
-        name for name in set(dir(owner)) - set(dir(Record))
+        name for name in set(dir(owner)) - {"to_arrow", "to_pandas", "to_polars"}
         if not name.startswith("_") and (getattr(owner, name).__doc__ or "").strip()
         and (callable(getattr(owner, name)) or isinstance(getattr(owner, name), property))
     }  # fmt: skip
@@ -153,47 +153,26 @@ def write_reference() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """Parse the words after ``spark-mq``. Return the commands that would have run so far."""
-    typer, commands = pytest.importorskip("typer"), list[str]()
-    from spark_mq.interfaces.cli.app import app
-
-    invoked = lambda _, context: commands.append(context.command_path)  # noqa: E731
-    monkeypatch.setattr(typer.core.TyperCommand, "invoke", invoked)
-
-    def parse(line: str) -> list[str]:
-        words = shlex.split(line, comments=True)
-        typer.main.get_command(app).main(words, "spark-mq", standalone_mode=False)
-        return commands
-
-    return parse
-
-
 @OF_PAGES
-def test_every_command_of_a_page_is_one(
-    page: Path, monkeypatch: pytest.MonkeyPatch, parsed: Callable[[str], list[str]]
-) -> None:
+def test_every_command_of_a_page_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names, options and arguments are parsed, and it is not run."""
     texts = [b.text for b in blocks_of(page) if b.language in ("sh", "ini", "text")]
     for name, value in re.findall(r"\b(SPARK_MQ_(?:QUEUE|GROUP))=(\S+)", "\n".join(texts)):
         monkeypatch.setenv(name, value)
     text = "\n".join(texts).replace("\\\n", " ")
-    for number, line in enumerate(re.findall(r"(?:^|[\s/])spark-mq ([^-\n].*)", text, re.M), 1):
-        assert len(parsed(line)) == number
+    for line in re.findall(r"(?:^|[\s/])spark-mq ([^-\n].*)", text, re.M):
+        assert parse(*shlex.split(line, comments=True))
 
 
 @OF_PAGES
-def test_every_command_in_a_sentence_is_one(
-    page: Path, monkeypatch: pytest.MonkeyPatch, parsed: Callable[[str], list[str]]
-) -> None:
+def test_every_command_in_a_sentence_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sentence may leave out what a command needs, but names nothing that it does not have."""
     monkeypatch.setenv("SPARK_MQ_QUEUE", "/queues/orders")
     prose, wrong = _FENCED.sub("", page.read_text(encoding="utf-8")), []
     for line in re.findall(r"`(?:\S*/)?spark-mq ([^`-][^`]*)`", prose):
         try:
-            parsed(line.replace("\\|", "|"))
-        except sys.modules["typer"].exceptions.TyperException as error:
+            parse(*shlex.split(line.replace("\\|", "|"), comments=True))
+        except TyperException as error:
             if not error.format_message().startswith("Missing "):
                 wrong.append(f"spark-mq {line}: {error.format_message()}")
     assert not wrong

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from support.commands import in_this_process
 
 from spark_mq import Queue, errors
-from spark_mq.interfaces.cli.app import app
 
 DOORS: dict[str, Callable[[str, Queue], object]] = {
     "create": lambda path, _: Queue.create(path),
@@ -45,10 +44,13 @@ def test_a_path_that_nobody_means_makes_no_folder(
 @pytest.mark.parametrize("path", ["$HOME/q", ""])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_command_refuses_such_a_path_too(
-    queue: Queue, tmp_path: Path, command: list[str], path: str
+    queue: Queue,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    path: str,
 ) -> None:
-    result = CliRunner().invoke(app, [*command, path])
-    assert isinstance(result.exception, errors.InvalidOption)
+    assert "error: path" in in_this_process(tmp_path, capsys)(*command, path, expect=2).err
     assert os.listdir(tmp_path) == ["given"]
 
 

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
-
-from spark_mq.interfaces.cli.app import app
+from support.commands import parse
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = {"actionlint", "check-board", "helm", "promtool"}
@@ -60,11 +58,9 @@ def version() -> str:
 def parse_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Parse the words after ``spark-mq`` as the command does, without running it."""
 
-    def parse(name: str, *words: str, **environment: str) -> None:
+    def parse_in(*words: str, **environment: str) -> None:
         for variable, value in environment.items():
             monkeypatch.setenv(variable, value)
-        group = typer.main.get_command(app)
-        command = group.get_command(group.make_context("spark-mq", [name]), name)
-        command.make_context(name, [*words])
+        assert parse(*words)
 
-    return parse
+    return parse_in

@@ -52,6 +52,17 @@ def parameters_of_commands() -> dict[str, dict[str, Any]]:
     return found
 
 
+def parse(*words: str) -> list[str]:
+    """Parse the words after ``spark-mq``. Return the commands that would run."""
+    found = list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            typer.core.TyperCommand, "invoke", lambda _, context: found.append(context.command_path)
+        )
+        typer.main.get_command(app).main([*words], "spark-mq", standalone_mode=False)
+    return found
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a command, without options from that of the tests."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_MQ_")}

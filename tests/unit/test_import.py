@@ -154,7 +154,7 @@ def test_a_command_says_in_one_line_what_to_install(
 ) -> None:
     done = run_program(
         f"import sys; sys.modules[{package!r}] = None; sys.argv = ['spark-mq', *{words}]; "
-        "from spark_mq.interfaces.cli import main; main()"
+        "import runpy; runpy.run_module('spark_mq', run_name='__main__')"
     )
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert f"pip install 'spark-mq[{extra}]'" in done.err
