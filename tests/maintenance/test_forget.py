@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from support.byte_store import Injected
 from support.handles import (
-    Injected,
     again,
     clean_messages,
     index_commits,

@@ -10,7 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.handles import Injected, Killed, clean_messages, index_commits, lease, take_all, until
+from support.byte_store import Injected
+from support.handles import Killed, clean_messages, index_commits, lease, take_all, until
 from support.marks import slow_but
 from support.queues import Make
 from support.tables import messages_of, put_back

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from support.byte_store import VERBS, ByteStore, Call
+from support.byte_store import VERBS, ByteStore, Call, Injected
 from support.handles import (
-    Injected,
     Killed,
     again,
     archive,

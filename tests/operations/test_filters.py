@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.handles import Injected, again, history, side_by_side, take, take_all
+from support.byte_store import Injected
+from support.handles import again, history, side_by_side, take, take_all
 from support.having import having
 from support.limits import Limits
 from support.marks import slow

@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import working as worker
-from support.byte_store import ByteStore, Call
+from support.byte_store import READS, VERBS, WRITES, ByteStore, Call, Outage
 from support.drivers import Checkpoint, MultiRunner, Runner, rows
 from support.handles import again, lease, leased, route, until
 from support.limits import Limits
 from support.marks import slow
-from support.outage import READS, WRITES, Outage
 from support.queues import Make
 from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands
 
@@ -42,8 +41,8 @@ TRIES = 60
 
 
 @pytest.fixture
-def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
-    return Outage(monkeypatch)
+def outage(byte_store: ByteStore) -> Outage:
+    return Outage(byte_store)
 
 
 def counts(queue: Queue, group: str = "default") -> set[tuple[str, int, int]]:
@@ -269,11 +268,10 @@ def test_a_lease_that_was_acked_first_may_be_read_again(queue: Queue, outage: Ou
 # -- ledgers and logs
 
 
-BOTH = (*READS, *WRITES)
 OTHER_OUTAGES = [
     pytest.param((part, verbs), id=f"{name} of {part}")
     for part in ("leases", "logs", "everything")
-    for name, verbs in (("reads", READS), ("writes", WRITES), ("reads and writes", BOTH))
+    for name, verbs in (("reads", READS), ("writes", WRITES), ("reads and writes", VERBS))
 ]
 
 
@@ -436,7 +434,7 @@ def test_a_worker_that_its_store_refuses_from_the_start_ends_with_the_path_and_t
     [
         pytest.param(WRITES, lambda *_: TimeoutError(errno.ETIMEDOUT, "late"), id="it is late"),
         pytest.param(WRITES, lambda *_: OSError(errno.ENOSPC, "No space left"), id="it is full"),
-        pytest.param((*READS, *WRITES), PermissionError, id="nothing can be read either"),
+        pytest.param(VERBS, PermissionError, id="nothing can be read either"),
     ],
 )
 def test_a_worker_that_has_not_worked_yet_waits_out_an_outage(
@@ -467,7 +465,7 @@ def test_a_store_that_recovers_while_a_worker_asks_for_the_cause_has_refused_not
         return PermissionError(errno.EACCES, "Permission denied")
 
     opened, outage.error = again(queue), fail_once  # type: ignore[assignment]
-    outage.begin("leases", (*READS, *WRITES))
+    outage.begin("leases", VERBS)
     with working(opened, seen):
         until(lambda: seen)
     assert outage.failed == 1

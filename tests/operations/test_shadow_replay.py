@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.byte_store import ByteStore
+from support.byte_store import WRITES, ByteStore
 from support.having import having
 from support.limits import Limits
-from support.outage import WRITES
 from support.queues import Make
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, Reject, ReplayReport, Retry, Snooze

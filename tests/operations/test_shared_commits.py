@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.handles import Injected, again, lease, leased, once, until
+from support.byte_store import Injected
+from support.handles import again, lease, leased, once, until
 from support.limits import Limits
 from support.queues import Make
 from support.rule_variants import instead, rule_variant

@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.handles import Injected, again, side_by_side, until
+from support.byte_store import Injected
+from support.handles import again, side_by_side, until
 from support.tables import context_of, ledgers_of
 from support.working import leave_heartbeat, working
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.byte_store import ByteStore, Outage
 from support.handles import again, until
 from support.limits import Limits
-from support.outage import Outage
 from support.tables import group_ledger_of
 from support.working import counts
 
@@ -174,10 +174,10 @@ def test_on_error_decides_about_it(queue: Queue, on_error: str, outcome: str) ->
 
 @pytest.mark.parametrize("mode", ["message", "batch"])
 def test_a_handler_that_hangs_in_a_failing_store_is_not_the_messages_failure(
-    make: Any, monkeypatch: pytest.MonkeyPatch, limits: Limits, mode: str
+    make: Any, byte_store: ByteStore, limits: Limits, mode: str
 ) -> None:
     limits(outage_pause=0.0)
-    queue, outage, seen = make(), Outage(monkeypatch), list[int]()
+    queue, outage, seen = make(), Outage(byte_store), list[int]()
     (sequence,) = queue.publish(["slow"]).sequences
 
     def handle(given: Lease | ReceivedMessage) -> None:

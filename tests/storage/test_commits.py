@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from support.byte_store import ByteStore
+from support.byte_store import ByteStore, Injected
 from support.handles import (
-    Injected,
     Killed,
     again,
     clean_messages,

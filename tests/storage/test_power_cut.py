@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from support.byte_store import DISK, ByteStore, Call
 from support.limits import Limits
-from support.power_cut import Effects, RecordedFiles, disk_after, left_after
+from support.power_cut import Effects, disk_after, left_after
 
 from spark_mq import Queue, errors
-from spark_mq.delta import object_store
 from spark_mq.delta.actions import Change
 from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.log import DeltaLog
@@ -49,14 +49,14 @@ class Run:
 
 
 @contextmanager
-def recorded(run: Run, files: type[RecordedFiles] = RecordedFiles) -> Iterator[None]:
-    real = object_store.LocalFiles
-    object_store.LocalFiles = lambda: files(run.effects)  # type: ignore[assignment,misc]
-    try:
-        yield
-    finally:
-        wait_for_checkpoints()
-        object_store.LocalFiles = real  # type: ignore[misc]
+def recorded(run: Run) -> Iterator[ByteStore]:
+    with pytest.MonkeyPatch.context() as patch:
+        disk = ByteStore(patch)
+        disk.on(*DISK, act=run.effects.record)
+        try:
+            yield disk
+        finally:
+            wait_for_checkpoints()
 
 
 def story(run: Run) -> None:
@@ -216,13 +216,13 @@ def left_of(run: Run, *, keeps_names: bool = False) -> Queue:
 def test_a_queue_that_is_not_durable_syncs_nothing(run: Run) -> None:
     with recorded(run):
         queue = Queue.create(run.root / "q", durable=False)
-        before = len([e for e in run.effects.done if e.kind.startswith("sync")])
+        before = len([e for e in run.effects.done if e.verb.startswith("sync")])
         opened = Queue.open(run.root / "q")
         opened.publish("a")
         lease = opened.group().lease("w")
         lease.ack()
     assert queue.settings.durable is False
-    assert len([e for e in run.effects.done if e.kind.startswith("sync")]) == before
+    assert len([e for e in run.effects.done if e.verb.startswith("sync")]) == before
 
 
 @pytest.mark.parametrize("keeps_names", [False, True], ids=["names-are-lost", "contents-are-lost"])
@@ -259,7 +259,7 @@ def test_the_files_that_a_checkpoint_names_are_durable_before_it_is_there(
     tables = run.root / "q" / "leases"
     seen = 0
     for count, effect in enumerate(run.effects.done, 1):
-        if effect.kind == "replace" and effect.target.endswith(".checkpoint.parquet"):
+        if effect.verb == "replace" and effect.target.endswith(".checkpoint.parquet"):
             left = left_after(run.effects, count, keeps_names=False)
             named = pq.read_table(effect.target)["add"].to_pylist()
             paths = [str(tables / unquote(row["path"])) for row in named if row is not None]
@@ -272,27 +272,17 @@ def test_the_files_that_a_checkpoint_names_are_durable_before_it_is_there(
 # -- a disk that fails to sync
 
 
-class FailingSyncs(RecordedFiles):
-    """A disk on which the next syncs of some folder fail."""
+def fail_syncs(disk: ByteStore, folder: str, times: int) -> list[OSError]:
+    """Let the next syncs of some folder fail. Return the errors to come."""
+    to_come = [OSError(errno.EIO, "Input/output error", folder) for _ in range(times)]
 
-    folder = ""
-    left = 0
+    def sync(call: Call) -> None:
+        if to_come and call.path.endswith(folder):
+            raise to_come.pop()
+        call.run()
 
-    def sync_folder(self, path: str) -> None:
-        if FailingSyncs.left and path.endswith(FailingSyncs.folder):
-            FailingSyncs.left -= 1
-            raise OSError(errno.EIO, "Input/output error", path)
-        super().sync_folder(path)
-
-    @classmethod
-    def fail(cls, folder: str, times: int) -> None:
-        cls.folder, cls.left = folder, times
-
-
-@pytest.fixture
-def failing() -> Iterator[type[FailingSyncs]]:
-    yield FailingSyncs
-    FailingSyncs.left = 0
+    disk.on("sync_folder", act=sync)
+    return to_come
 
 
 COMMITS: dict[str, tuple[str, Callable[[Queue], object]]] = {
@@ -303,14 +293,14 @@ COMMITS: dict[str, tuple[str, Callable[[Queue], object]]] = {
 
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_failed_sync_of_the_logs_folder_is_repeated_before_the_commit_is_reported(
-    run: Run, failing: type[FailingSyncs], commit: str
+    run: Run, commit: str
 ) -> None:
     folder, call = COMMITS[commit]
-    with recorded(run, failing):
+    with recorded(run) as disk:
         queue = Queue.create(run.root / "q")
-        failing.fail(folder, 1)
+        to_come = fail_syncs(disk, folder, 1)
         call(queue)
-    assert not failing.left
+    assert not to_come
     left = left_of(run)
     assert left.stats()["published"] == (commit == "a publish")
     assert left.groups() == ["default"] * (commit == "a group")
@@ -318,37 +308,36 @@ def test_a_failed_sync_of_the_logs_folder_is_repeated_before_the_commit_is_repor
 
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_commit_whose_folder_cannot_be_synced_is_not_reported_as_durable(
-    run: Run, failing: type[FailingSyncs], commit: str
+    run: Run, commit: str
 ) -> None:
     folder, call = COMMITS[commit]
-    with recorded(run, failing):
+    with recorded(run) as disk:
         queue = Queue.create(run.root / "q")
-        failing.fail(folder, 100)
+        fail_syncs(disk, folder, 100)
         with pytest.raises(errors.StorageError, match="it is unknown if") as caught:
             call(queue)
     assert caught.value.landed is None
     assert left_of(run).stats()["published"] == 0
 
 
-def test_a_table_whose_folder_cannot_be_synced_is_not_reported_as_created(
-    run: Run, failing: type[FailingSyncs]
-) -> None:
-    with recorded(run, failing):
-        failing.fail("leases/_delta_log", 100)
+def test_a_table_whose_folder_cannot_be_synced_is_not_reported_as_created(run: Run) -> None:
+    with recorded(run) as disk:
+        fail_syncs(disk, "leases/_delta_log", 100)
         with pytest.raises(errors.StorageError, match="it is unknown if"):
             Queue.create(run.root / "q")
 
 
 def test_a_checkpoint_of_another_engine_is_durable_before_the_commits_below_it_go(run: Run) -> None:
     root = str(run.root / "table")
-    store = ObjectStore(root, local_files=RecordedFiles(run.effects))
-    create_table(store, pa.schema([("value", pa.int64())]), description="d")
-    log = DeltaLog(store)
-    for name in ("one", "two"):
-        log.commit(Change(name, {}), log.refresh().version)
-    DeltaTable(root).create_checkpoint()
-    assert clean_table(log, Keep(0, 0.0), data_files=False) == 2
-    log.commit(Change("three", {}), log.refresh().version)
+    with recorded(run):
+        store = ObjectStore(root)
+        create_table(store, pa.schema([("value", pa.int64())]), description="d")
+        log = DeltaLog(store)
+        for name in ("one", "two"):
+            log.commit(Change(name, {}), log.refresh().version)
+        DeltaTable(root).create_checkpoint()
+        assert clean_table(log, Keep(0, 0.0), data_files=False) == 2
+        log.commit(Change("three", {}), log.refresh().version)
     shutil.rmtree(run.root)
     disk_after(run.effects, len(run.effects.done), run.root, run.root, keeps_names=False)
     assert DeltaLog(ObjectStore(root)).refresh().version == 3

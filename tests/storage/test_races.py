@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import pytest
 from deltalake import DeltaTable
-from support.byte_store import ByteStore, Call
-from support.handles import Injected, again, history, housekeep, lease, notes, on_commit
+from support.byte_store import ByteStore, Call, Injected
+from support.handles import again, history, housekeep, lease, notes, on_commit
 from support.limits import Limits
 from support.queues import Make
 from support.steps import Step

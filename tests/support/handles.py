@@ -23,6 +23,7 @@ from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
 from spark_mq.util import failures
 from spark_mq.util.clock import system_clock
+from support.byte_store import ByteStore, Call, Injected
 from support.limits import keeping
 from support.tables import context_of, group_ledger_of, messages_of
 
@@ -106,39 +107,6 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
         pause.wait(0.002)
 
 
-class Injected:
-    """Wraps a function: at its n-th call something happens before, or an error is raised before or
-    after it has done its work.
-    """
-
-    def __init__(
-        self,
-        real: Callable[..., Any],
-        *,
-        before: Callable[[], Any] | None = None,
-        after: Callable[[], Any] | None = None,
-        fail: BaseException | None = None,
-        at: int = 1,
-    ) -> None:
-        self.real, self.before, self.after, self.fail = real, before, after, fail
-        self.at, self.calls = at, 0
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        self.calls += 1
-        now = self.calls == self.at
-        if now and self.before is not None:
-            self.before()
-        result = self.real(*args, **options)
-        if now and self.after is not None:
-            self.after()
-        if now and self.fail is not None:
-            raise self.fail
-        return result
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return lambda *args, **options: self(instance, *args, **options)
-
-
 def once(**what: Any) -> Injected:
     """A function for the seams: at its n-th call something happens, as in :class:`Injected`."""
     return Injected(lambda run: run(), **what)
@@ -148,16 +116,14 @@ def on_commit(patch: pytest.MonkeyPatch, table: str, **what: Any) -> Injected:
     """Inject something around the commits to the table in a folder of that name, or to any table if
     it is empty, by all handles of this process.
     """
-    real = ObjectStore.create
-    wrapper = Injected(real, **what)
-    folder = f"/{table}" if table else ""
+    injected = Injected(Call.run, **what)
 
-    def create(store: ObjectStore, path: str, data: bytes, **options: Any) -> None:
-        chosen = store.root.endswith(folder) and path.startswith(LOG_FOLDER) and path != log_path(0)
-        (wrapper if chosen else real)(store, path, data, **options)
+    def create(call: Call) -> Any:
+        is_commit = call.path.startswith(LOG_FOLDER) and call.path != log_path(0)
+        return (injected if is_commit else Call.run)(call)
 
-    patch.setattr(ObjectStore, "create", create)
-    return wrapper
+    ByteStore(patch).on("create", act=create, of=table or None)
+    return injected
 
 
 @contextmanager

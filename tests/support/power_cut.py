@@ -1,10 +1,10 @@
 """A local disk that can lose its power: records each effect, and shows what would be left after a
 cut.
 
-:class:`RecordedFiles` does everything on the real disk and records it. :func:`disk_after` builds
-the folder that a cut after the first `n` effects leaves. Two kinds of disk are shown, for both are
-allowed to a file system: one loses every name that was not synced, one keeps the names but loses
-contents that were not synced.
+:class:`Effects` records what is done on the real disk. :func:`disk_after` builds the folder that a
+cut after the first `n` effects leaves. Two kinds of disk are shown, for both are allowed to a file
+system: one loses every name that was not synced, one keeps the names but loses contents that were
+not synced.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from spark_mq.delta.local_files import LocalFiles
+from spark_mq.delta.actions import LOG_FOLDER
+from support.byte_store import Call
 
-__all__ = ["Effects", "RecordedFiles", "disk_after", "left_after"]
+__all__ = ["Effects", "disk_after", "left_after"]
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """One change: its kind, the path, the second path of a link or rename, the content."""
+class Effect(NamedTuple):
+    """One change: a system call, its path, the second path of a link or rename, what was synced."""
 
-    kind: str
+    verb: str
     path: str
     target: str = ""
     content: bytes = b""
@@ -40,57 +41,23 @@ class Effects:
     skip_sync: str = ""
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def note(self, kind: str, path: str, target: str = "", content: bytes = b"") -> None:
-        if kind == self.skip_sync or (self.skip_sync and f"{kind}:{_area(path)}" == self.skip_sync):
-            return
-        self.done.append(
-            Effect(kind, os.path.abspath(path), os.path.abspath(target) if target else "", content)
-        )
+    def record(self, call: Call) -> None:
+        """Handle a call of the disk: do it on the real one, and note it. Syncs are only noted."""
+        with self.lock:
+            if call.verb == "write_new":  # a sync within it comes later
+                self._note(call)
+                call.run()
+                return
+            if not call.verb.startswith("sync"):
+                call.run()
+            self._note(call)
 
-
-def _area(path: str) -> str:
-    """Which part of a table a path belongs to."""
-    return "log" if "_delta_log" in path else "data"
-
-
-class RecordedFiles(LocalFiles):
-    """The real disk, with a record of what was done to it."""
-
-    def __init__(self, effects: Effects) -> None:
-        self.effects = effects
-
-    def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
-        with self.effects.lock:
-            self.effects.note("write", path, content=bytes(data))
-            super().write_new(path, data, sync)
-
-    def sync_file(self, file: int, path: str) -> None:
-        with self.effects.lock:
-            self.effects.note("sync_file", path, content=Path(path).read_bytes())
-
-    def sync_folder(self, path: str) -> None:
-        with self.effects.lock:
-            self.effects.note("sync_folder", path)
-
-    def link(self, source: str, target: str) -> None:
-        with self.effects.lock:
-            super().link(source, target)
-            self.effects.note("link", source, target)
-
-    def replace(self, source: str, target: str) -> None:
-        with self.effects.lock:
-            super().replace(source, target)
-            self.effects.note("replace", source, target)
-
-    def unlink(self, path: str) -> None:
-        with self.effects.lock:
-            super().unlink(path)
-            self.effects.note("unlink", path)
-
-    def makedir(self, path: str) -> None:
-        with self.effects.lock:
-            super().makedir(path)
-            self.effects.note("makedir", path)
+    def _note(self, call: Call) -> None:
+        path, *target = (os.path.abspath(arg) for arg in call.args if isinstance(arg, str))
+        area = "log" if LOG_FOLDER in path else "data"
+        if f"{call.verb}:{area}" != self.skip_sync:
+            content = Path(path).read_bytes() if call.verb == "sync_file" else b""
+            self.done.append(Effect(call.verb, path, "".join(target), content))
 
 
 @dataclass
@@ -109,8 +76,8 @@ class _Disk:
 
     def apply(self, effect: Effect) -> None:
         path, target = effect.path, effect.target
-        match effect.kind:
-            case "write":
+        match effect.verb:
+            case "write_new":
                 self.now[path] = _Node()
             case "sync_file":
                 node = self.now.setdefault(path, _Node())  # perhaps another library wrote it
@@ -147,7 +114,7 @@ def left_after(effects: Effects, count: int, *, keeps_names: bool) -> dict[str, 
     for effect in effects.done[:count]:
         disk.apply(effect)
     left = disk.left(keeps_names)
-    made = {effect.path for effect in effects.done if effect.kind == "makedir"}
+    made = {effect.path for effect in effects.done if effect.verb == "makedir"}
     return {path: content for path, content in left.items() if _is_reachable(path, left, made)}
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.power_cut import Effects, RecordedFiles, left_after
+from support.byte_store import DISK, Call
+from support.power_cut import Effects, left_after
 
 from spark_mq.delta import local_files
 from spark_mq.delta.object_store import LocalFiles, ObjectStore, absolute_path, join
@@ -114,11 +116,11 @@ def test_any_damage_of_a_parquet_file_is_one_kind_of_error(
     assert "file.parquet is damaged by OSError" in seen
 
 
-class Recording(RecordedFiles):
+class Recording(LocalFiles):
     """Record each effect. ``fails_at``: raise at this one and then on. ``skips``: omit a sync."""
 
     def __init__(self, fails_at: int = -1, crash: bool = True, skips: int = -1) -> None:
-        super().__init__(Effects())
+        self.effects = Effects()
         self.fails_at, self.crash, self.skips = fails_at, crash, skips
         self.steps = list[str]()
         self.failed = ""
@@ -155,12 +157,13 @@ def effect(name: str) -> Callable[..., None]:
         if name.startswith("sync") and disk._is_left_out():
             return
         disk._step(name)
-        getattr(RecordedFiles, name)(disk, path, *args)
+        real = partial(getattr(LocalFiles, name), disk)
+        disk.effects.record(Call(disk, name, str(path), (path, *args), real))
 
     return call
 
 
-for name in ("write_new", "sync_file", "sync_folder", "link", "replace", "unlink", "makedir"):
+for name in DISK:
     setattr(Recording, name, effect(name))
 
 
@@ -208,7 +211,7 @@ def test_a_folder_that_another_process_made_is_synced_too(tmp_path: Path) -> Non
     (tmp_path / "root" / "a" / "b").mkdir(parents=True)
     recording = Recording()
     ObjectStore(f"{tmp_path}/root", local_files=recording).create("a/b/file", b"")
-    synced = {one.path for one in recording.effects.done if one.kind == "sync_folder"}
+    synced = {one.path for one in recording.effects.done if one.verb == "sync_folder"}
     assert synced == {f"{tmp_path}{end}" for end in ("", "/root", "/root/a", "/root/a/b")}
 
 
@@ -271,7 +274,7 @@ def test_syncs_at_the_end_of_the_interpreter_run_in_the_calling_thread(
     monkeypatch.setattr(local_files, "_syncing", [Ended()])
     recording = Recording()
     commit(ObjectStore(str(tmp_path), local_files=recording), "1")
-    synced = [one.path for one in recording.effects.done if one.kind == "sync_file"]
+    synced = [one.path for one in recording.effects.done if one.verb == "sync_file"]
     assert f"{tmp_path}/data/1" in synced
 
 
