@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 from support.limits import Limits
-from support.people import own_user
+from support.people import as_visitor, own_user
 from support.rule_variants import rule_variant
 from support.tables import context_of
 
 from spark_mq import Message, Queue
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.clock import SECOND, to_datetime
-from spark_mq.util.user import act_as, current_user
 
 
 def with_letters(queue: Queue) -> Queue:
@@ -63,7 +62,7 @@ def with_errors(queue: Queue, errors: list[tuple[str | None, str]]) -> Queue:
 
 def test_errors_that_differ_in_numbers_and_names_are_one_failure(clock: ManualClock) -> None:
     queue = memory_queue(clock)
-    began = context_of(queue).now()
+    began = clock()
     errors: list[tuple[str | None, str]] = [
         *(("anna", f"ValueError: order {n} of 'x{n}' is bad") for n in range(3)),
         ("bob", "KeyError: 'a'"),
@@ -73,16 +72,13 @@ def test_errors_that_differ_in_numbers_and_names_are_one_failure(clock: ManualCl
     first, second = queue.failures()
     assert (first.shape, first.messages) == ("ValueError: order <n> of <text> is bad", 4)
     assert first.error == "ValueError: order 7 of '' is bad"
-    assert (first.first_at, first.last_at) == (
-        to_datetime(began),
-        to_datetime(began + 4 * 60 * SECOND),
-    )
+    assert (first.first_at, first.last_at) == (began, began + timedelta(minutes=4))
     assert [(key.key, key.messages, key.share) for key in first.keys] == [("anna", 3, 0.75)]
     letters = queue.list_dead_letters()
     newest = letters["dead_letter_sequence"].to_pylist()[::-1]
     assert first.samples == (newest[0], newest[2], newest[3])
     assert (second.shape, second.first_at, second.last_at) == (
-        "KeyError: <text>", *[to_datetime(began + 3 * 60 * SECOND)] * 2,
+        "KeyError: <text>", *[began + timedelta(minutes=3)] * 2,
     )  # fmt: skip
     assert queue.list_dead_letters(where=second.where)["key"].to_pylist() == ["bob"]
     assert queue.list_dead_letters(where=first.where).num_rows == 4
@@ -152,12 +148,11 @@ def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]
 def test_history_names_the_user_who_made_a_change(queue: Queue) -> None:
     with_letters(queue)
     group = queue.group("billing")
-    act_as("alice", lambda: group.pause("repairs"))
-    act_as("alice", lambda: group.seek("latest"))
-    redriven = act_as("bob\x1b", lambda: queue.redrive(where="consumer_group = 'audit'"))
+    as_visitor("alice", lambda: group.pause("repairs"))
+    as_visitor("alice", lambda: group.seek("latest"))
+    redriven = as_visitor("bob\x1b", lambda: queue.redrive(where="consumer_group = 'audit'"))
     assert redriven.messages == 2
     group.resume()
-    assert current_user() is None
     made = [(change.operation, change.user, change.in_dead_letters) for change in queue.changes()]
     assert ("pause", "alice", False) in made
     assert ("seek", "alice", False) in made
@@ -173,7 +168,7 @@ def test_a_trace_names_the_user(queue: Queue) -> None:
     (sequence,) = queue.publish("a").sequences
     queue.group("g").configure(max_delivery_attempts=1, on_max_deliveries="block")
     queue.group("g").lease("w").nack(error="x")
-    act_as("alice", lambda: queue.group("g").unblock("drop"))
+    as_visitor("alice", lambda: queue.group("g").unblock("drop"))
     events = queue.trace(sequence).events
     assert [event.user for event in events if event.event == "unblocked"] == ["alice"]
     assert "user alice" in str(queue.trace(sequence))
@@ -188,7 +183,7 @@ def test_a_user_is_noted_with_the_own_operation_only(queue: Queue) -> None:
     def pausing() -> None:
         ready.wait(wait)
         for _ in range(5):
-            act_as("alice", lambda: group.pause("x"))
+            as_visitor("alice", lambda: group.pause("x"))
 
     thread = threading.Thread(target=pausing)
     thread.start()

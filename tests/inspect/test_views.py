@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from support.byte_store import ByteStore, Call
 from support.tables import messages_of
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import NotAQueue
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -437,18 +436,17 @@ def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_read_does_not_hide_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, byte_store: ByteStore
 ) -> None:
     for name in ("closed", "open"):
         Queue.create(tmp_path / name)
-    folders = ObjectStore.folders
 
-    def denied(store: ObjectStore, folder: str) -> Sequence[str]:
-        if folder == "closed":
-            raise PermissionError(errno.EACCES, "Permission denied", folder)
-        return folders(store, folder)
+    def denied(call: Call) -> Any:
+        if call.path == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", call.path)
+        return call.run()
 
-    monkeypatch.setattr(ObjectStore, "folders", denied)
+    byte_store.on("folders", act=denied)
     assert Queue.find_all(tmp_path) == [str(tmp_path / "closed"), str(tmp_path / "open")]
     Queue.create(tmp_path / "open too")  # beside it
 

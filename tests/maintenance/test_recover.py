@@ -10,14 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.byte_store import Injected
+from support.byte_store import ByteStore
 from support.handles import Killed, clean_messages, index_commits, lease, take_all, until
 from support.marks import slow_but
 from support.queues import Make
 from support.tables import messages_of, put_back
 
 from spark_mq import Queue
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import NotAQueue, TablesDisagree
 from spark_mq.testing import ManualClock
 
@@ -227,19 +226,20 @@ def test_commits_of_before_a_cleaning_lose_no_message(delta_queue: Make) -> None
     assert late(queue.path).sweep().routed == 0
 
 
-def test_a_recovery_that_was_killed_is_completed_by_the_next(past: Past, tmp_path: Path) -> None:
+def test_a_recovery_that_was_killed_is_completed_by_the_next(
+    past: Past, tmp_path: Path, byte_store: ByteStore
+) -> None:
     tables = ("messages", "history")
     steps = 0
     for at in itertools.count(1):
         path = past.with_old(tmp_path / f"queue-{at}", tables)
-        with pytest.MonkeyPatch.context() as patch:
-            create = Injected(ObjectStore.create, fail=Killed(), at=at)
-            patch.setattr(ObjectStore, "create", create)
-            try:
-                late(path).recover()
-                break
-            except Killed:
-                steps += 1
+        byte_store.inject("create", fail=Killed(), at=at)
+        try:
+            late(path).recover()
+            break
+        except Killed:
+            steps += 1
+        byte_store.clear()
         late(path).recover()
         late(path).publish(["last"])
         assert "last" in late_values(path)

@@ -18,10 +18,9 @@ from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
 from support.queues import Make, beside
 from support.rule_variants import first, rule_variant
-from support.tables import context_of, messages_of, put_back
+from support.tables import messages_of, put_back
 
 from spark_mq import Queue
-from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.errors import InvalidOption
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -266,8 +265,7 @@ def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) 
     (letter, _) = queue.redrive(dry_run=True).table["dead_letter_sequence"].to_pylist()
     other = beside(queue, lanes=4)
     assert queue.redrive(to=other, where="error = 'a'").messages == 1
-    place = other if is_in_memory(other.path) else other.path
-    assert queue.redrive(to=place, limit=5).messages == 1
+    assert queue.redrive(to=other, limit=5).messages == 1
     assert queue.redrive(to=other).messages == queue.redrive().messages == 0
     assert back(queue) == []
     first, _ = lease(other, 5).messages
@@ -296,10 +294,19 @@ def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> N
     with pytest.raises(InvalidOption, match="is a dead-letter queue") as refused:
         queue.redrive(to=queue.dead_letters)
     assert refused.value.data["option"] == "to"
-    if not is_in_memory(queue.path):
-        with pytest.raises(InvalidOption, match="is kept in memory"):
-            queue.redrive(to=memory_queue(context_of(queue).clock))
     assert queue.redrive(dry_run=True).messages == 1
+
+
+def test_another_queue_is_named_by_its_path_so_none_is_in_memory(
+    delta_queue: Make, clock: ManualClock
+) -> None:
+    queue = delta_queue()
+    with_dead(queue, ["a"])
+    with pytest.raises(InvalidOption, match="is kept in memory"):
+        queue.redrive(to=memory_queue(clock))
+    other = beside(queue)
+    assert queue.redrive(to=other.path).messages == 1
+    assert lease(other).messages[0].value == b"0"
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

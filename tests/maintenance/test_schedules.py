@@ -16,13 +16,13 @@ import pytest
 from deltalake import DeltaTable
 from support.handles import again, housekeep, killed, once, take
 from support.having import having
+from support.limits import Limits
+from support.people import as_visitor
 from support.queues import Make
 from support.tables import messages_of, on_publish
 
 from spark_mq import InvalidOption, Message, Queue, ScheduleNotFound, UnsupportedTable
-from spark_mq.maintenance import sweep as chores
 from spark_mq.testing import ManualClock
-from spark_mq.util.user import act_as
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 
@@ -71,12 +71,12 @@ def test_a_sweep_publishes_what_is_due_once(queue: Queue, clock: ManualClock) ->
 
 
 @pytest.mark.parametrize(
-    ("limit", "most"), [("MAX_INSTANTS", 4), ("MAX_BYTES", 4_500)], ids=["instants", "bytes"]
+    "given", [{"schedule_instants": 4}, {"schedule_bytes": 4_500}], ids=["instants", "bytes"]
 )
 def test_many_missed_instants_are_published_in_several_sweeps(
-    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+    queue: Queue, clock: ManualClock, limits: Limits, given: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(chores, limit, most)
+    limits(**given)
     queue.schedule("s", every="1h", message=b"\xff" * 1_000, catch_up="all")
     clock.advance("10h")
     assert queue.schedules()[0].next_at == NOON + timedelta(hours=1), "it waits for a sweep"
@@ -272,11 +272,11 @@ def test_a_pause_says_since_when_and_why(queue: Queue, clock: ManualClock) -> No
 
 
 def test_changes_are_noted_with_the_person(queue: Queue) -> None:
-    act_as("alice", lambda: queue.schedule("s", cron="0 2 * * *", message="x"))
-    act_as("bob", lambda: queue.pause_schedule("s", "upgrade"))
+    as_visitor("alice", lambda: queue.schedule("s", cron="0 2 * * *", message="x"))
+    as_visitor("bob", lambda: queue.pause_schedule("s", "upgrade"))
     queue.pause_schedule("s", "upgrade")
-    act_as("carol", lambda: queue.resume_schedule("s"))
-    act_as("dave", lambda: queue.remove_schedule("s"))
+    as_visitor("carol", lambda: queue.resume_schedule("s"))
+    as_visitor("dave", lambda: queue.remove_schedule("s"))
     found = sorted((change.user, change.detail) for change in queue.changes(since="3000d"))
     assert found == [
         ("alice", "schedule s added: 0 2 * * * in UTC"),

@@ -33,12 +33,17 @@ from support.having import having
 from support.limits import Limits, keeping
 from support.marks import slow_but
 from support.queues import Make
-from support.tables import checkpoint, context_of, group_ledger_of, ledgers_of, messages_of
+from support.tables import (
+    checkpoint,
+    context_of,
+    fresh_log,
+    group_ledger_of,
+    last_checkpoint,
+    ledgers_of,
+    messages_of,
+)
 
 from spark_mq import Message, Queue, SweepReport, errors
-from spark_mq.delta import tables
-from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.state import last_checkpoint
 from spark_mq.testing import ManualClock
 
 
@@ -377,15 +382,14 @@ def test_a_log_cleaned_while_it_is_opened_is_opened_again(
     if has_checkpoint:
         checkpoint(ledgers_of(queue))
     cycle(queue, 3)
-    files = ledgers_of(again(queue)).files
 
     def meanwhile() -> None:
         byte_store.clear()
         cycle(queue, 3)
         clean(queue, 0, 0)
 
-    injected = byte_store.inject(step, of=files, before=meanwhile, at=at)
-    assert DeltaLog(files).refresh().version == ledgers_of(queue).version()
+    injected = byte_store.inject(step, of="leases", before=meanwhile, at=at)
+    assert fresh_log(queue, "leases").refresh().version == ledgers_of(queue).version()
     assert injected.calls >= (step != "open" or has_checkpoint)
     assert lease(queue).ack().settled == 1
 
@@ -520,15 +524,15 @@ def test_a_sweep_writes_a_checkpoint_only_after_enough_commits(delta_queue: Make
     queue = delta_queue()
     queue.publish([str(n) for n in range(30)])
     cycle(queue, 3)
-    files = ledgers_of(queue).files
+    ledgers = ledgers_of(queue)
     queue.sweep()
-    assert last_checkpoint(files) == -1, "few commits are read as fast as a checkpoint"
+    assert last_checkpoint(ledgers) == -1, "few commits are read as fast as a checkpoint"
     cycle(queue, 10)
     queue.sweep()
-    written = last_checkpoint(files)
-    assert written >= tables.SWEEP_INTERVAL
+    written = last_checkpoint(ledgers)
+    assert written >= 16
     queue.sweep()
-    assert last_checkpoint(files) == written
+    assert last_checkpoint(ledgers) == written
 
 
 def test_a_sweep_takes_no_lease_of_new_messages_for_a_restored_table(

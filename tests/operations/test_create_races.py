@@ -13,9 +13,9 @@ from support.byte_store import ByteStore, Call
 from support.handles import again, archive, index_commits, lease
 from support.processes import SPAWN, start
 from support.queues import Place
+from support.tables import commit_file
 
 from spark_mq import Queue
-from spark_mq.delta.actions import log_path
 from spark_mq.errors import QueueExists, QueueNotFound
 
 W = TypeVar("W")
@@ -215,4 +215,4 @@ def test_of_processes_that_create_a_queue_one_wins_and_the_others_hear_of_it(
         assert all(f"lanes={lanes}, not" in text for kind, text in ends if kind == "exists")
         assert not [text for kind, text in ends if kind == "failed"]
         assert Queue.open(path).settings.lanes == lanes
-        assert (Path(path) / "leases" / log_path(0)).exists()
+        assert commit_file(Path(path, "leases"), 0).exists()

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.clocks import SECOND
 from support.handles import again, lease, once, take, trim, trimmable
 from support.having import having
 from support.queues import Make
@@ -21,7 +22,6 @@ from spark_mq import ConsumerGroup, PurgeResult, Queue
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, LeaseLost
 from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock
-from spark_mq.util.clock import SECOND
 
 # -- settings
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,21 +18,18 @@ import pytest
 from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
 from support.byte_store import ByteStore
+from support.clocks import instant
 from support.handles import again, archive, archived, history, killed, lease, on_commit
 from support.having import having
 from support.limits import Limits, keeping
+from support.people import another_process, as_visitor
 from support.queues import Make
 from support.tables import context_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Message, Queue
-from spark_mq.delta import tables
-from spark_mq.delta.actions import Change
 from spark_mq.errors import LeaseLost
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock
-from spark_mq.util import user
-from spark_mq.util.clock import to_datetime
-from spark_mq.util.user import act_as
 
 
 def reported(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | None, int | None]]:
@@ -132,7 +128,7 @@ def test_a_messages_own_error_is_its_own_and_shows_again(queue: Queue) -> None:
 def test_a_batch_that_expires_is_blamed_as_a_whole(queue: Queue, clock: ManualClock) -> None:
     s = queue.publish(["a", "b", "c"]).sequences
     lease(queue, 2)
-    with patch.object(user, "_process_id", lambda _: "elsewhere"):
+    with another_process("elsewhere"):
         lease(queue, 1)
     queue.group().configure(max_delivery_attempts=1)  # else last attempts would be alone
     clock.advance("1h")
@@ -298,12 +294,11 @@ def test_the_files_of_the_archive_are_put_together(
 
 
 def test_the_few_files_of_a_dropped_day_are_deleted(delta_queue: Make, limits: Limits) -> None:
-    limits(archive_versions=3, archive_seconds=0.0)
+    limits(archive_versions=3, archive_seconds=0.0, sweep_interval=16)
     queue = released(delta_queue(history_retention="2d"), 1, archived_each=True)
     (old,) = Path(queue.path, "history").glob("day=*/*.parquet")
-    table = context_of(queue).history
-    table.log.transact(lambda state: (Change("x", {}, removes=state.files()), None))
-    released(queue, tables.SWEEP_INTERVAL + 5, archived_each=True)
+    DeltaTable(f"{queue.path}/history").delete()
+    released(queue, 16 + 5, archived_each=True)
     assert not old.exists()
     assert len(reported(queue)) > 0
 
@@ -500,7 +495,7 @@ def redriven(queue: Queue, clock: ManualClock) -> tuple[int, int]:
     lease(queue).reject(error="no")
     queue.sweep()
     clock.advance("1h")
-    assert act_as("alice", queue.redrive).messages == 1
+    assert as_visitor("alice", queue.redrive).messages == 1
     return before, queue.find(message_id="m")[0]
 
 
@@ -557,7 +552,7 @@ def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) 
     redrive, *_, acked = copy.events
     assert redrive == having(event="redriven", state="unread", user="alice", version=after >> 32)
     (piece,) = messages_of(queue).index(after).slices(after, after)
-    assert redrive.at == to_datetime(piece.committed_at) != published
+    assert redrive.at == instant(piece.committed_at) != published
     assert (copy.redriven_at, copy.published_at) == (redrive.at, published)
     assert acked.event == "acked"
     first, second = copy.chain()

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support import working as worker
+from support.clocks import SECOND
 from support.handles import again, lease, trim, until
 from support.having import having
 from support.queues import Make
@@ -23,7 +24,6 @@ from support.working import counts, events, fail, working
 from spark_mq import Lease, Queue, Reject, Retry, SettleResult, Snooze, WorkSummary
 from spark_mq.errors import DataLossError, GroupBlocked, InvalidHandlerResult, LeaseLost
 from spark_mq.testing import ManualClock
-from spark_mq.util.clock import SECOND
 
 MODES = pytest.mark.parametrize("mode", ["batch", "message"])
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support import working as worker
+from support.clocks import SECOND
 from support.deadlines import no_longer_than
 from support.handles import again, lease, until
 from support.having import having
@@ -26,7 +27,6 @@ from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary,
 from spark_mq.errors import InvalidOption
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.clock import SECOND
 from spark_mq.worker.pools import CoroutinePool, ThreadPool
 from spark_mq.worker.tasks import Task, WorkerLease
 

@@ -17,10 +17,9 @@ from support.working import leave_heartbeat, working
 from spark_mq import Queue, ReceivedMessage, Reject
 from spark_mq.errors import StorageError
 from spark_mq.testing import ManualClock
-from spark_mq.util.clock import SECOND
 from spark_mq.worker import upkeep
 
-MINUTE = 60 * SECOND
+MINUTE = 60_000_000
 
 
 @pytest.fixture

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest.mock import patch
+import re
 
 import pytest
 from support.handles import again, history
+from support.people import another_process
 from support.tables import group_ledger_of
 
 from spark_mq import ConsumerGroup, Lease, Queue
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util import user
-from spark_mq.util.user import identify_worker, process_of, worker_label
 
 BUSY = "last_attempt: a message that may end its worker is leased alone"
-
-
-@contextmanager
-def process(name: str) -> Iterator[None]:
-    """Be another process."""
-    with patch.object(user, "_process_id", lambda _: name):
-        yield
 
 
 def taken(group: ConsumerGroup, worker: str = "w", count: int = 1) -> Lease:
@@ -39,7 +28,7 @@ def suspects(clock: ManualClock) -> Queue:
     queue = memory_queue(clock, max_delivery_attempts=3, clock_skew="0s", visibility_timeout="60s")
     queue.publish(["a", "b"])
     for attempt in range(2):
-        with process(f"killed {attempt}"):
+        with another_process(f"killed {attempt}"):
             for _ in range(2):
                 taken(queue.group())
             clock.advance(61)
@@ -55,7 +44,7 @@ def test_all_workers_of_a_process_wait_and_the_group_says_why(suspects: Queue) -
         for name in ("w", "other", None):
             assert handle.lease(name) is None
         assert handle.blocked_because == BUSY
-    with process("another"):
+    with another_process("another"):
         assert group.blocked_because == ""
     last.ack()
     assert group.blocked_because == ""
@@ -69,8 +58,7 @@ def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
     lease = taken(group, "label", 2)
     sequences = [message.sequence for message in lease.messages]
     (held,) = group_ledger_of(queue.group()).current()
-    assert held.worker_id == identify_worker("label")
-    assert held.worker_id != "label"
+    assert re.fullmatch(r"\w{10}~label", held.worker_id)
     shown = [
         lease.worker_id, group.leases()[0].worker_id, group.workers()[0].worker_id,
         group.peek(1)[0].worker_id, group.slowest()[0].worker_id,
@@ -103,11 +91,3 @@ def test_the_log_names_the_workers_whose_leases_expired(
         "group billing: the leases of one, two expired, with 1,200 messages. Their workers died, "
         "hung, or did not reach the store"
     ]
-
-
-def test_an_identity_is_that_of_a_process_and_an_older_version_has_the_name_alone() -> None:
-    assert identify_worker("w") == identify_worker("w") != "w"
-    assert user._process_id(-1) != user._process_id(os.getpid()), "a fork has another pid"
-    assert worker_label("host-1") == worker_label(identify_worker("host-1")) == "host-1"
-    assert process_of("host-1") == ("host-1", False)
-    assert worker_label(None) is None

@@ -21,6 +21,7 @@ from support.handles import again, housekeep, on_commit, until
 from support.handles import lease as leased
 from support.limits import Limits
 from support.machines import end_requests, machines, pool, processes, sharing
+from support.people import as_visitor
 from support.tables import ledgers_of
 
 from spark_mq import Lease, Queue, errors
@@ -38,7 +39,6 @@ from spark_mq.storage.delegated_commands import (
     delete_old_requests,
     plead,
 )
-from spark_mq.util.user import act_as
 
 MINUTE = 60.0
 __all__ = ["machines", "pool", "processes"]
@@ -217,7 +217,7 @@ def test_a_writer_that_can_delegate_nothing_pleads_after_two_lost_races(
         return call.run()
 
     byte_store.on("create", act=lose, of=ledgers_of(queue).files)
-    act_as("ann", lambda: leased(queue, 5))
+    as_visitor("ann", lambda: leased(queue, 5))
     assert seen == [0, 0, 1, 1, 1]
     assert deleted(queue)
     assert not pleas(queue)
@@ -799,7 +799,7 @@ def test_a_writer_that_has_looked_late_looks_earlier_for_the_next_commit() -> No
 
 def test_commits_by_a_person_are_not_delegated(queue: Queue, byte_store: ByteStore) -> None:
     written = byte_store.paths("write")
-    act_as("ann", lambda: leased(queue, 5))
+    as_visitor("ann", lambda: leased(queue, 5))
     assert written
     assert not [path for path in written if path.startswith(FOLDER)]
 

@@ -14,12 +14,9 @@ import pytest
 from support.arrow_memory import at_most
 from support.handles import again, lease
 from support.queues import Make
-from support.tables import checkpoint, ledgers_of, messages_of
+from support.tables import checkpoint, commit_file, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.delta.actions import log_path
-from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import listed_checkpoint
 from spark_mq.errors import CorruptLog
 from spark_mq.testing import ManualClock
 
@@ -34,7 +31,7 @@ def append(queue: Queue, *adds: dict[str, Any], more: Sequence[dict[str, Any]] =
     lines = [{"add": {**add, "partitionValues": {}, "modificationTime": 1}} for add in adds]
     lines += more
     text = "\n".join(json.dumps(line) for line in lines)
-    (messages_folder(queue) / log_path(version)).write_text(text)
+    commit_file(messages_folder(queue), version).write_text(text)
     return int(version)
 
 
@@ -80,7 +77,7 @@ def test_only_files_inside_the_table_count(tmp_path: Path, delta_queue: Make, pa
         again(queue).stats()
     fresh.publish(["after"])
     # The hint of the error: give the commit up.
-    (messages_folder(queue) / log_path(version)).write_text('{"commitInfo":{}}')
+    commit_file(messages_folder(queue), version).write_text('{"commitInfo":{}}')
     assert [m.value for m in lease(again(queue)).messages] == [b"after"]
 
 
@@ -133,7 +130,7 @@ def test_a_hostile_name_in_leases_breaks_its_group_alone(delta_queue: Make, path
     ledgers = ledgers_of(queue)
     version = ledgers.version() + 1
     add = {**add_of(path), "partitionValues": {"consumer_group": "hurt"}, "modificationTime": 1}
-    Path(ledgers.path, log_path(version)).write_text(json.dumps({"add": add}))
+    commit_file(ledgers.path, version).write_text(json.dumps({"add": add}))
     fresh = again(queue)
     with pytest.raises(CorruptLog, match="ledger of group 'hurt' cannot be read") as caught:
         fresh.group("hurt").lease("w")
@@ -299,12 +296,3 @@ def test_a_file_whose_name_has_other_digits_is_none_of_the_log(
     assert [m.value for m in lease(again(queue), 9).messages] == [b"b", b"c", b"a"]
     assert not again(queue).describe().damaged
     assert not caplog.records, "no chore failed"
-
-
-@pytest.mark.parametrize("parts", ["x", "²", "-1", "9" * 50])
-def test_a_checkpoint_with_odd_parts_is_no_checkpoint(tmp_path: Path, parts: str) -> None:
-    (tmp_path / "_delta_log").mkdir()
-    for name in (f"{7:020d}.json", f"{6:020d}.checkpoint.{1:010d}.{parts}.parquet"):
-        (tmp_path / "_delta_log" / name).write_text("{}")
-    with pytest.raises(CorruptLog, match="commit 0"):
-        listed_checkpoint(ObjectStore(str(tmp_path)))

@@ -11,7 +11,6 @@ from support.limits import Limits
 from support.tables import as_in_a_store, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.delta.actions import LOG_FOLDER
 
 
 @pytest.fixture
@@ -33,10 +32,10 @@ def texts(queue: Queue, count: int) -> list[str]:
 def test_a_backlog_is_leased_without_a_look(queue: Queue, byte_store: ByteStore) -> None:
     looks = byte_store.paths("read", "stat", "list", of=messages_of(queue).files)
     assert texts(queue, 4) == ["0", "1", "2", "3"]
-    assert not [path for path in looks if path.startswith(LOG_FOLDER)]
+    assert not [path for path in looks if path.startswith("_delta_log")]
     again(queue).publish(["10"])
     assert texts(queue, 7) == ["4", "5", "6", "7", "8", "9", "10"]
-    assert [path for path in looks if path.startswith(LOG_FOLDER)], "six were known"
+    assert [path for path in looks if path.startswith("_delta_log")], "six were known"
 
 
 def test_priorities_and_times_need_a_look(queue: Queue) -> None:

@@ -16,7 +16,6 @@ from support.queues import Make
 from support.tables import as_in_a_store, checkpoint, ledgers_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.delta.actions import LOG_FOLDER
 
 
 @pytest.fixture
@@ -118,7 +117,7 @@ def test_a_sweep_keeps_ledger_commits_of_a_store_for_ten_minutes(
         lease(queue, 1)
     checkpoint(ledgers_of(queue))
     lease(queue, 1)
-    log, sweeper = Path(queue.path, "leases", LOG_FOLDER), queue
+    log, sweeper = Path(queue.path, "leases", "_delta_log"), queue
     if remote:
         sweeper = over_a_store(queue)
 

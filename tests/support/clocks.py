@@ -1,12 +1,20 @@
-"""The clocks of a machine that a test moves."""
+"""The clocks of a machine that a test moves, and times as the tables have them."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spark_mq.util.clock import ElapsedClock
 
-__all__ = ["PAUSES", "MachineClocks"]
+__all__ = ["PAUSES", "SECOND", "MachineClocks", "instant"]
+
+SECOND: Final = 1_000_000
+"""The tables count in microseconds since 1970."""
+
+
+def instant(micros: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 class MachineClocks:

@@ -12,7 +12,6 @@ import pytest
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue, SweepReport
 from spark_mq.delta.actions import LOG_FOLDER, log_path
-from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.owner_commands import Expire
@@ -25,7 +24,7 @@ from spark_mq.util import failures
 from spark_mq.util.clock import system_clock
 from support.byte_store import ByteStore, Call, Injected
 from support.limits import keeping
-from support.tables import context_of, group_ledger_of, messages_of
+from support.tables import context_of, fresh_log, group_ledger_of, messages_of
 
 
 class Killed(BaseException):
@@ -55,7 +54,7 @@ def memory_store() -> ObjectStore:
 
 def notes(queue: Queue) -> list[dict[str, Any]]:
     """The notes of all commits to the queue's ledgers, the oldest first."""
-    log = DeltaLog(ObjectStore(f"{queue.path}/leases", context_of(queue).storage_options))
+    log = fresh_log(queue, "leases")
     return [commit.note for commit in log.commits(1, log.refresh().version)]
 
 

@@ -65,6 +65,8 @@ PLACES = {
     "replay_shapes": "worker.replay_report.MAX_SHAPES",
     "route_ranges": "maintenance.dead_letters.ROUTE_RANGES",
     "row_group_rows": "parquet.writer.ROW_GROUP_ROWS",
+    "schedule_bytes": "maintenance.sweep.MAX_BYTES",
+    "schedule_instants": "maintenance.sweep.MAX_INSTANTS",
     "slot_rows": "parquet.lease_columns._BATCH_ROWS",
     "sweep_interval": "delta.tables.SWEEP_INTERVAL",
     "tag_bytes": "storage.ledger_files.MAX_TAG_BYTES",

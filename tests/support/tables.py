@@ -5,6 +5,7 @@ Only this module knows where a queue keeps them, and by which functions it commi
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from spark_mq import ConsumerGroup, Queue
+from spark_mq.delta.log import DeltaLog
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.context import GroupLedger, QueueContext
@@ -30,8 +33,11 @@ __all__ = [
     "add_values",
     "as_in_a_store",
     "checkpoint",
+    "commit_file",
     "context_of",
+    "fresh_log",
     "group_ledger_of",
+    "last_checkpoint",
     "ledgers_of",
     "messages_of",
     "on_commands",
@@ -67,9 +73,25 @@ def as_in_a_store(queue: Queue) -> Queue:
     return queue
 
 
+def fresh_log(queue: Queue, table: str) -> DeltaLog:
+    """The log of a table, as a process has it that has never read it."""
+    return DeltaLog(ObjectStore(f"{queue.path}/{table}", context_of(queue).storage_options))
+
+
 def checkpoint(table: MessageTable | LedgerTable) -> int:
     """Write a checkpoint of a table. Return its version."""
     return write_checkpoint(table.files)
+
+
+def last_checkpoint(table: MessageTable | LedgerTable) -> int:
+    """Return the version of the checkpoint that readers of a table start from, or -1."""
+    hint = Path(table.path, "_delta_log", "_last_checkpoint")
+    return int(json.loads(hint.read_text())["version"]) if hint.exists() else -1
+
+
+def commit_file(table: str | Path, version: int) -> Path:
+    """Return where the Delta protocol keeps a commit of a table on a disk."""
+    return Path(table, "_delta_log", f"{version:020d}.json")
 
 
 def add_file(queue: Queue, path: str, size: int = 1, stats: str = "{}") -> None:

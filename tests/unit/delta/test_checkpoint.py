@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_mq.delta.actions import AddFile, Change, checkpoint_path, encode_actions, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import last_checkpoint
+from spark_mq.delta.state import last_checkpoint, listed_checkpoint
 from spark_mq.delta.tables import KEPT_BY_THE_SWEEP, create_table, write_checkpoint
 from spark_mq.errors import CorruptLog
 
@@ -184,3 +184,12 @@ def test_a_missing_commit_is_named_and_no_checkpoint_hides_it(store: ObjectStore
     with pytest.raises(CorruptLog, match="commit 2 "):
         write_checkpoint(store)
     assert last_checkpoint(store) == -1
+
+
+@pytest.mark.parametrize("parts", ["x", "²", "-1", "9" * 50])
+def test_a_checkpoint_with_odd_parts_is_no_checkpoint(tmp_path: Path, parts: str) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    for name in (f"{7:020d}.json", f"{6:020d}.checkpoint.{1:010d}.{parts}.parquet"):
+        (tmp_path / "_delta_log" / name).write_text("{}")
+    with pytest.raises(CorruptLog, match="commit 0"):
+        listed_checkpoint(ObjectStore(str(tmp_path)))
