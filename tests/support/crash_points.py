@@ -1,141 +1,45 @@
-"""Let a process die at a given step of an operation, by functions around the queue's writes.
+"""Let a process die at a given step of an operation, by handlers around the queue's writes.
 
-Nothing in spark_mq knows of this. Every write goes through one of the functions in :func:`watch`.
-They count before and after it, and at the chosen count the process kills itself with SIGKILL.
-Without a chosen count it reports the names of the points.
+Nothing in spark_mq knows of this. :func:`child` counts before and after each system call that
+changes a queue, and at the chosen count the process kills itself with SIGKILL. Without a chosen
+count it reports the names of the points.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_mq import Message, Queue
-from spark_mq.delta.actions import LOG_FOLDER
-from spark_mq.delta.local_files import LocalFiles
 from spark_mq.delta.log import CHECKPOINT_INTERVAL
 from spark_mq.delta.tables import wait_for_checkpoints
-from spark_mq.streaming.source import StreamOptions, StreamSource
+from support.byte_store import DISK, ByteStore, Call
+from support.drivers import Checkpoint, Runner, sequences
 from support.handles import archive, expire, housekeep, index_commits, route, trim
 from support.handles import lease as take
 from support.tables import group_ledger_of, ledgers_of
 
 Report = Callable[[Any], None]
-NO_NAME = 70
-"""The exit code of a process that came to a step without a name."""
-TABLES = {"messages", "leases", "commits", "history"}
+TABLES = ("messages", "leases", "commits", "history")
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The machine's time, and so many seconds more. Picklable."""
+    """The machine's time, and so many seconds more."""
 
     ahead: float = 0.0
 
     def __call__(self) -> datetime:
         return datetime.now(UTC) + timedelta(seconds=self.ahead)
-
-
-# -- points
-
-
-class Points:
-    """Counts the steps; dies at the chosen one."""
-
-    def __init__(self, die_at: int | None) -> None:
-        self.die_at = die_at
-        self.names: list[str] = []
-
-    def step(self, name: str) -> None:
-        self.names.append(name)
-        if len(self.names) - 1 == self.die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def named(self, name: Callable[..., str], *args: Any, **options: Any) -> str:
-        """Return a step's name. One without a name ends the process, as spark_mq logs errors."""
-        try:
-            return name(*args, **options)
-        except Exception:
-            traceback.print_exc()
-            os._exit(NO_NAME)
-
-    def around(self, owner: Any, attribute: str, name: Callable[..., str]) -> None:
-        """Puts a step before and after each call of a function."""
-        real = getattr(owner, attribute)
-
-        @functools.wraps(real)
-        def wrapped(*args: Any, **options: Any) -> Any:
-            called = self.named(name, *args, **options)
-            self.step(f"before {called}")
-            result = real(*args, **options)
-            self.step(f"after {called}")
-            return result
-
-        setattr(owner, attribute, wrapped)
-
-
-def watch(points: Points) -> None:
-    """Wraps every function through which this process changes a queue: the system calls."""
-    names: dict[str, str] = {}  # of each temporary file, what it becomes
-
-    def written(_: LocalFiles, path: str, data: bytes | memoryview, sync: bool) -> str:
-        names[path] = (
-            _log_file(path, bytes(data)) if LOG_FOLDER in path else f"a data file of {_table(path)}"
-        )
-        return f"write of {names[path]}"
-
-    def unlinked(_: LocalFiles, path: str) -> str:
-        return (
-            f"removal of the temporary of {names[path]}"
-            if path in names
-            else f"delete of {_kind(path)}"
-        )
-
-    for verb, name in {
-        "write_new": written,
-        "link": lambda _, source, target: names[source],
-        "replace": lambda _, source, target: f"rename of {names[source]}",
-        "unlink": unlinked,
-        "makedir": lambda _, path: "creation of a folder",
-    }.items():
-        points.around(LocalFiles, verb, name)
-
-
-def _log_file(path: str, data: bytes) -> str:
-    """What a commit does, by its own account; or a checkpoint, or the hint that names the last."""
-    if data[:4] == b"PAR1":
-        return f"the checkpoint of {_table(path)}"
-    first = json.loads(data.split(b"\n")[0])
-    if "commitInfo" not in first:
-        assert set(first) == {"version", "size"}
-        return f"the hint of {_table(path)}"
-    info = first["commitInfo"]
-    if info["operation"] == "CREATE TABLE":
-        return f"creation of {_table(path)}"
-    return f"commit '{json.loads(info['userMetadata'])['operation']}' of {_table(path)}"
-
-
-def _table(path: str) -> str:
-    return next(part for part in reversed(path.split("/")) if part in TABLES) + "/"
-
-
-def _kind(path: str) -> str:
-    kind = (
-        "a data file"
-        if LOG_FOLDER not in path
-        else "a checkpoint"
-        if ".checkpoint." in path
-        else "a commit"
-    )
-    return f"{kind} of {_table(path)}"
 
 
 # -- operations
@@ -268,59 +172,47 @@ def left_alone(queue: Queue) -> None:
 # -- a stream, as Spark drives it
 
 
-def stream(queue: Queue, report: Report = lambda _: None) -> None:
-    """Run a query with an idempotent sink until the queue is empty, as a restart does."""
-    driver = Driver(queue)
-    driver.run()
+@dataclass
+class StoredCheckpoint(Checkpoint):
+    """A checkpoint and an idempotent sink, in a file. Each write of it is a point to die at."""
+
+    sink: dict[str, list[int]] = field(default_factory=dict)
+    path: str = ""
+
+    @classmethod
+    def of(cls, queue: Queue) -> StoredCheckpoint:
+        path = Path(queue.path, "_driver.json")
+        return cls(**json.loads(path.read_text())) if path.exists() else cls(path=str(path))
+
+    def save(self, what: str) -> None:
+        new = Path(f"{self.path}.new")
+        new.write_text(json.dumps(asdict(self)))
+        os.replace(new, self.path)
 
 
-def rows_of(plan: Any) -> list[int]:
-    return [seq for piece, _ in plan.slices for seq in range(piece.first, piece.first + piece.rows)]
+def stream(queue: Queue, report: Report = lambda _: None, *, ordered: bool = False) -> None:
+    """Run a query with an idempotent sink until the queue is empty, as a restart does.
 
-
-class Driver:
-    """Do what Spark does around the source. Each write of its checkpoint is a point to die at."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self.group = queue.group()
-        self.file = Path(queue.path, "_driver.json")
-        self.state: dict[str, Any] = {"offsets": [], "committed": 0, "sink": {}}
-        if self.file.exists():
-            self.state = json.loads(self.file.read_text())
-
-    def write(self, what: str) -> None:
-        """Writes the state; ``what`` of it is new."""
-        new = self.file.with_suffix(".new")
-        new.write_text(json.dumps(self.state))
-        os.replace(new, self.file)
-
-    def run(self) -> None:
-        source = StreamSource(group_ledger_of(self.group), StreamOptions(max_messages=5))
-        offsets = self.state["offsets"]
-        if not offsets:
-            offsets.append(source.initial())
-            self.state["committed"] = 1
-            self.write("initial offset")
-        while True:
-            if self.state["committed"] == len(offsets):
-                end = source.latest(offsets[-1])
-                if end == offsets[-1]:
-                    break
-                offsets.append(end)
-                self.write("offset")
-            self.batch(source.plan(offsets[-2], offsets[-1]), len(offsets) - 1)
-            self.state["committed"] = len(offsets)
-            self.write("commit")
-        source.stop()
-
-    def batch(self, plan: Any, n: int) -> None:
-        rows = rows_of(plan)
-        if str(n) not in self.state["sink"]:  # as Delta skips a txnVersion that it has seen
-            self.state["sink"][str(n)] = rows
-            self.write("sink")
-        if rows and n % 2:  # the others are left to the source's own ack
-            self.group.ack(plan.lease_id)
+    If it is `ordered`, the first row of each second batch fails before the sink is written, which
+    gets what the lease still holds. A replay of a written batch fails nothing.
+    """
+    stored, group = StoredCheckpoint.of(queue), queue.group()
+    runner = Runner(queue, stored, group=group.name, max_messages=5)
+    while runner.replays or runner.offer():
+        plan, number = runner.plan(), len(stored.offsets) - 1
+        rows = sequences(plan)
+        if str(number) not in stored.sink:  # as Delta skips a txnVersion that it has seen
+            if ordered:
+                if rows and number % 2:
+                    group.nack({plan.lease_id: rows[:1]}, delay=0)
+                held = group_ledger_of(group).current().held(plan.lease_id)
+                rows = [seq for seq in rows if any(r.first <= seq <= r.last for r in held)]
+            stored.sink[str(number)] = rows
+            stored.save("sink")
+        if rows and number % (3 if ordered else 2):  # the others are left to the source's own ack
+            group.ack(plan.lease_id)
+        runner.commit()
+    runner.source.stop()
 
 
 def publish_keys(queue: Queue) -> None:
@@ -332,26 +224,6 @@ def publish_keys(queue: Queue) -> None:
                 for n in range(commit * 4, commit * 4 + 4)
             ]
         )
-
-
-class OrderedDriver(Driver):
-    """A stream of an ordered group, in which the first row of each second batch fails.
-
-    It fails before the sink is written, which gets what the lease still holds. A replay of a
-    written batch fails nothing.
-    """
-
-    def batch(self, plan: Any, n: int) -> None:
-        rows = rows_of(plan)
-        if str(n) not in self.state["sink"]:
-            if rows and n % 2:
-                self.group.nack({plan.lease_id: rows[:1]}, delay=0)
-            held = group_ledger_of(self.group).current().held(plan.lease_id)
-            rows = [seq for seq in rows if any(r.first <= seq <= r.last for r in held)]
-            self.state["sink"][str(n)] = rows
-            self.write("sink")
-        if rows and n % 3:
-            self.group.ack(plan.lease_id)
 
 
 CASES = [
@@ -384,7 +256,7 @@ CASES = [
     Case("sweep", lambda queue, _: queue.sweep(), some_dead, repeated=True),
     Case("stream", stream, publish, repeated=True),
     Case(
-        "ordered stream", lambda queue, _: OrderedDriver(queue).run(), publish_keys, repeated=True,
+        "ordered stream", partial(stream, ordered=True), publish_keys, repeated=True,
         settings={"lanes": 8, "order": "key"},
     ),
 ]  # fmt: skip
@@ -393,28 +265,55 @@ CASES = [
 # -- the process that dies
 
 
+def run_case(name: str | None, path: str, report: Report) -> None:
+    """Run a case, or create a queue. What it confirms is reported."""
+    try:
+        if name is None:
+            Queue.create(path)
+        else:
+            case = next(case for case in CASES if case.name == name)
+            case.act(Queue.open(path, clock=Clock(case.ahead)), report)
+    finally:
+        wait_for_checkpoints()
+
+
 def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:
     """Run a case by its name, and die at a point, or report the names of all points."""
-    points = Points(die_at)
-    watch(points)
-    points.around(Driver, "write", lambda _, what: f"checkpoint's {what}")
-    if name is None:
-        Queue.create(path)
-    else:
-        case = next(case for case in CASES if case.name == name)
-        case.act(
-            Queue.open(path, clock=Clock(case.ahead)),
-            lambda reported: pipe.send(("reported", reported)),
-        )
-    wait_for_checkpoints()
-    pipe.send(("points", points.names))
+    points: list[str] = []
+
+    def step(point: str) -> None:
+        points.append(point)
+        if len(points) - 1 == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(called: str, run: Callable[[], Any]) -> Any:
+        step(f"before {called}")
+        result = run()
+        step(f"after {called}")
+        return result
+
+    patch, save = pytest.MonkeyPatch(), StoredCheckpoint.save
+    changes = [verb for verb in DISK if not verb.startswith("sync")]
+    ByteStore(patch).on(*changes, act=lambda call: around(name_of(call), call.run))
+    patch.setattr(
+        StoredCheckpoint, "save",
+        lambda stored, what: around(f"checkpoint's {what}", lambda: save(stored, what)),
+    )  # fmt: skip
+    run_case(name, path, lambda reported: pipe.send(("reported", reported)))
+    pipe.send(("points", points))
     pipe.close()
 
 
-def received(pipe: Any) -> Iterator[tuple[str, Any]]:
-    """What the child said before its end."""
-    while True:
-        try:
-            yield pipe.recv()
-        except EOFError:
-            return
+def name_of(call: Call) -> str:
+    """Name a call by what it does to a table. A commit is linked, other files are renamed."""
+    path = call.args[-1] if call.verb in ("link", "replace") else call.path
+    table = next((f"{part}/" for part in reversed(path.split("/")) if part in TABLES), "")
+    if call.verb == "link":
+        info = json.loads(Path(call.path).read_bytes().split(b"\n")[0])["commitInfo"]
+        if info["operation"] == "CREATE TABLE":
+            return f"creation of {table}"
+        return f"commit '{json.loads(info['userMetadata'])['operation']}' of {table}"
+    kinds = {".tmp": "temporary", ".json": "commit", "_last_checkpoint": "hint",
+             ".checkpoint.parquet": "checkpoint", ".parquet": "data file"}  # fmt: skip
+    kind = next((kind for end, kind in kinds.items() if path.endswith(end)), "file")
+    return f"{call.verb} of a {kind} of {table}"

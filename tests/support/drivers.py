@@ -51,6 +51,9 @@ class Checkpoint:
     def copy(self) -> Checkpoint:
         return Checkpoint(list(self.offsets), self.committed)
 
+    def save(self, what: str) -> None:
+        """`what` of it is new."""
+
 
 class AnyRunner:
     """One run of a query as Spark drives it, step by step, so that it can die or freeze between any
@@ -67,10 +70,12 @@ class AnyRunner:
         log = self.checkpoint
         if not log.offsets:
             log.offsets, log.committed = [self.source.initial()], 1
+            log.save("initial offset")
         end = self.source.latest(log.offsets[-1])
         if end == log.offsets[-1]:
             return False
         log.offsets.append(end)
+        log.save("offset")
         return True
 
     def plan(self) -> Any:
@@ -79,6 +84,7 @@ class AnyRunner:
 
     def commit(self) -> None:
         self.checkpoint.committed = len(self.checkpoint.offsets)
+        self.checkpoint.save("commit")
 
     @property
     def replays(self) -> bool:

@@ -76,33 +76,20 @@ class Runner:
 # -- the program
 
 
-def act(case: str | None, path: str, said: dict[str, Any]) -> None:
-    from spark_mq import Queue
-    from spark_mq.delta.tables import wait_for_checkpoints
-    from support.crash_points import CASES, Clock
-
-    try:
-        if case is None:
-            Queue.create(path)
-        elif case == "recover":
-            Queue.open(path).recover()
-        else:
-            found = next(one for one in CASES if one.name == case)
-            found.act(Queue.open(path, clock=Clock(found.ahead)), said["reported"].extend)
-    finally:
-        wait_for_checkpoints()
-
-
 def attempt(case: str | None, asked: dict[str, Any], answer: int, log: int) -> None:
     """In a process of its own: runs the case, and writes what it said to `answer`."""
-    from spark_mq import SparkMQError
+    from spark_mq import Queue, SparkMQError
+    from support.crash_points import run_case
 
     said: dict[str, Any] = {"reported": [], "error": None}
     library = ctypes.CDLL(None)
     folder = f"{asked['path']}/".encode()
     library.failing_calls_arm(folder, asked["at"], asked["mode"], asked["number"], log)
     try:
-        act(case, asked["path"], said)
+        if case == "recover":
+            Queue.open(asked["path"]).recover()
+        else:
+            run_case(case, asked["path"], said["reported"].extend)
     except BaseException as error:
         said["error"] = {
             "kind": type(error).__name__,
