@@ -4,39 +4,82 @@ with space again everything goes on.
 
 from __future__ import annotations
 
+import errno
+import math
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.disks import SizeLimit, TmpFs, disk_at
+from support.byte_store import ByteStore, Call
 from support.handles import again, archive, housekeep, index_commits, lease, route, sweep, trim
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue, errors
 from spark_mq.testing import ManualClock
 
+NOBODY = 65534
 VALUES = [f"m{n}".encode() for n in range(8)]
 
 
-@pytest.fixture(params=["mounted", "limited"])
-def disk(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[TmpFs | SizeLimit]:
-    """A disk of its own, and this process's limit on file sizes, which stands for one where none
-    may be mounted.
-    """
-    made = disk_at(tmp_path / "disk") if request.param == "mounted" else SizeLimit()
-    yield made
-    made.close()
+class Disk:
+    """A folder on a disk. With `room`, there is some for so many files and half of the next one."""
+
+    def __init__(self, path: Path, byte_store: ByteStore) -> None:
+        self.path, self.room, self.code = path, math.inf, errno.ENOSPC
+        byte_store.on("write_new", act=self._write)
+
+    def _write(self, call: Call) -> None:
+        self.room -= 1
+        if self.room >= 0:
+            return call.run()
+        path, data, _ = call.args
+        call.run(path, bytes(data)[: len(data) // 2], False)
+        raise OSError(self.code, os.strerror(self.code), path)
+
+    @contextmanager
+    def full(self, room: int) -> Iterator[None]:
+        self.room = room
+        try:
+            yield
+        finally:
+            self.room = math.inf
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        user = os.geteuid()
+        folders = [self.path, *(path for path in self.path.rglob("*") if path.is_dir())]
+        for folder in folders:
+            folder.chmod(0o555)
+        try:
+            if user == 0:  # root may do everything everywhere
+                os.seteuid(NOBODY)
+            yield
+        finally:
+            os.seteuid(user)
+            for folder in folders:
+                folder.chmod(0o755)
+
+
+@pytest.fixture
+def disk(byte_store: ByteStore) -> Iterator[Disk]:
+    """A disk of which every user may read: pytest's folders are its own user's."""
+    with tempfile.TemporaryDirectory(prefix="spark_mq-disk-") as folder:
+        Path(folder).chmod(0o755)
+        yield Disk(Path(folder), byte_store)
 
 
 class World:
-    """A queue on a small disk: eight messages, of which a lease holds four.
+    """A queue on a disk: eight messages, of which a lease holds four.
 
     One is dead, one is done.
     """
 
-    def __init__(self, disk: TmpFs | SizeLimit, clock: ManualClock) -> None:
+    def __init__(self, disk: Disk, clock: ManualClock) -> None:
         self.disk, self.clock = disk, clock
         self.queue = Queue.create(
             disk.path / "queue", clock=clock, retention=0, max_delivery_attempts=9, retry_delay=0
@@ -125,24 +168,23 @@ def reported(error: errors.StorageError, world: World, *, of: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("disk", "step"),
-    [("mounted", step) for step in STEPS]
-    + [("limited", step) for step in ("publish", "ack", "sweep")],
-    indirect=["disk"],
+    ("code", "step"),
+    [(errno.ENOSPC, step) for step in STEPS]
+    + [(code, step) for code in (errno.EDQUOT, errno.EFBIG) for step in ("publish", "sweep")],
 )
-def test_a_full_disk_at_any_page_is_reported_and_loses_nothing(
-    disk: TmpFs | SizeLimit, clock: ManualClock, step: str
+def test_a_disk_that_is_full_at_any_file_is_reported_and_loses_nothing(
+    disk: Disk, clock: ManualClock, code: int, step: str
 ) -> None:
-    world = World(disk, clock)
+    world, disk.code = World(disk, clock), code
     if step == "trim":
         world.held.ack()
         world.seen.update(m.value for m in world.held.messages)
         route(world.queue.group())
         clock.advance("1m")
     before, failures = world.facts(), 0
-    for pages in range(40):
+    for room in range(40):
         try:
-            with disk.full(pages):
+            with disk.full(room):
                 STEPS[step](world)
             break
         except errors.StorageError as error:
@@ -158,18 +200,18 @@ def test_a_full_disk_at_any_page_is_reported_and_loses_nothing(
 
 
 def test_a_full_disk_is_not_filled_by_what_could_not_be_published(
-    disk: TmpFs | SizeLimit, clock: ManualClock
+    disk: Disk, clock: ManualClock
 ) -> None:
     world = World(disk, clock)
     before = {path for path in disk.path.rglob("*") if path.is_file()}
-    for pages in range(4):
-        with disk.full(pages), pytest.raises(errors.StorageError):
+    for room in range(2):
+        with disk.full(room), pytest.raises(errors.StorageError):
             world.queue.publish(os.urandom(3 * 4096))
     assert {path for path in disk.path.rglob("*") if path.is_file()} == before
 
 
 def test_a_read_only_store_is_reported_at_each_step_and_can_be_looked_at(
-    disk: TmpFs | SizeLimit, clock: ManualClock
+    disk: Disk, clock: ManualClock
 ) -> None:
     world = World(disk, clock)
     before = world.facts()
