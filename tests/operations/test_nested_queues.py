@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 from spark_mq import Queue, errors
-from spark_mq.delta.memory_files import MemoryFiles
-from spark_mq.operations.create import create_queue_tables, new_settings, open_context
-from spark_mq.util.clock import system_clock
 
 
 @pytest.mark.parametrize("inner", ["inner", "a/b/inner", "messages/inner", "history", "leases"])
@@ -56,20 +53,6 @@ def test_a_queue_around_others_is_refused(tmp_path: Path, inner: str) -> None:
     with pytest.raises(errors.NotAQueue):
         Queue.create(tmp_path / "team")
     assert Queue.find_all(tmp_path) == [queue.path]
-
-
-@pytest.mark.parametrize("inner", ["inner", "a/b/inner", "history"])
-def test_a_store_has_no_folders_and_refuses_both(inner: str) -> None:
-    root = MemoryFiles(system_clock)
-    team, below = f"{root.root}/team", f"{root.root}/team/{inner}"
-    settings = new_settings({})
-    create_queue_tables(below, settings, {}, exist_ok=False)
-    with pytest.raises(errors.NotAQueue, match="there is a queue at"):
-        create_queue_tables(team, settings, {}, exist_ok=False)
-    create_queue_tables(f"{root.root}/other", settings, {}, exist_ok=False)
-    with pytest.raises(errors.NotAQueue, match="lies within the queue at"):
-        create_queue_tables(f"{root.root}/other/{inner}", settings, {}, exist_ok=False)
-    assert open_context(below, {}, system_clock).dead_letters().path == f"{below}/dead_letters"
 
 
 def test_a_queue_whose_tables_are_gone_is_created_around_its_dead_letters(tmp_path: Path) -> None:

@@ -9,26 +9,22 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
 import pytest
 from support import working as worker
-from support.clocks import SECOND
 from support.deadlines import no_longer_than
 from support.handles import again, lease, until
 from support.having import having
 from support.queues import Make
+from support.rule_variants import first, rule_variant, then
 from support.tables import group_ledger_of, on_commands
 from support.working import counts, drain, events
 
 from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
 from spark_mq.errors import InvalidOption
-from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.worker.pools import CoroutinePool, ThreadPool
-from spark_mq.worker.tasks import Task, WorkerLease
 
 Handler = Callable[[ReceivedMessage], Any]
 
@@ -516,29 +512,24 @@ def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_ret
 
 @pytest.mark.usefixtures("short_leases")
 def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
-    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, clock: ManualClock
 ) -> None:
     """The thread looked at its lease just before the end, so only the lock is in between."""
     go_on, returned, seen = Event(), Event(), list[bytes]()
-    give_up, has_ended = ThreadPool.give_up, WorkerLease.has_ended
 
     class GivenUp(set[Any]):
         def discard(self, task: Any) -> None:
             super().discard(task)
             returned.set()
 
-    def return_first(pool: ThreadPool, task: Any) -> None:
-        pool._given_up = GivenUp()
+    def return_first(given: Any) -> None:
+        given.self._given_up = GivenUp()
         go_on.set()
         returned.wait(0.3)
-        give_up(pool, task)
 
-    def seems_held(held: WorkerLease) -> bool:
+    def seems_held(ended: bool, _: Any) -> bool:
         in_handler = threading.current_thread().name.startswith("spark_mq handler")
-        return not in_handler and has_ended(held)
-
-    monkeypatch.setattr(ThreadPool, "give_up", return_first)
-    monkeypatch.setattr(WorkerLease, "has_ended", seems_held)
+        return ended and not in_handler
 
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.value)
@@ -548,7 +539,11 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
                 clock.advance(MICROSECOND)
 
     queue.publish("slow")
-    with working(queue, handle, max_lease_duration=MICROSECOND, poll_interval="10ms"):
+    with (
+        rule_variant("Pool.give_up", first(return_first)),
+        rule_variant("WorkerLease.has_ended", then(seems_held)),
+        working(queue, handle, max_lease_duration=MICROSECOND, poll_interval="10ms"),
+    ):
         assert go_on.wait(60)
         clock.advance("2s")
         queue.publish("next")
@@ -574,41 +569,6 @@ def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualCl
             until(lambda: left() == {timedelta(seconds=1), timedelta(seconds=3)})
         finally:
             go_on.set()
-
-
-def test_leases_of_one_timeout_are_extended_together() -> None:
-    extended, known = set[tuple[tuple[str, ...], int]](), Event()
-
-    def extend(lease_ids: Sequence[str], timeout: int) -> None:
-        extended.add((tuple(lease_ids), timeout))
-        if len(extended) > 1:
-            known.set()
-
-    keep_alive = KeepAlive(extend)
-    try:
-        for lease_id, timeout in (("short", 3_000), ("long", 6_000), ("longer", 6_000)):
-            keep_alive.add(lease_id, timeout, 3600 * SECOND)
-        assert known.wait(60)
-    finally:
-        keep_alive.stop()
-    assert extended == {(("short",), 3_000), (("long", "longer"), 6_000)}
-
-
-def test_a_short_lease_is_extended_while_a_long_one_waits() -> None:
-    extended: SimpleQueue[str] = SimpleQueue()
-
-    def extend(lease_ids: Sequence[str], _: int) -> None:
-        keep_alive.remove(lease_ids[0])
-        extended.put(lease_ids[0])
-
-    keep_alive = KeepAlive(extend)
-    try:
-        keep_alive.add("long", 3600 * SECOND, 3600 * SECOND)
-        for short in ("one", "two", "three"):
-            keep_alive.add(short, 3_000, 3600 * SECOND)
-            assert extended.get(timeout=30) == short
-    finally:
-        keep_alive.stop()
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["during", "after"])
@@ -684,17 +644,6 @@ def test_an_error_around_a_handler_ends_the_work(
     broken = again(queue, fail_beside_handlers)
     with pytest.raises(RuntimeError, match="no clock"), no_longer_than(20):
         drain(broken, handler, shutdown_timeout=0)
-
-
-def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> None:
-    failed, task = list[BaseException](), Task(None, None, None)  # type: ignore[arg-type]
-    pool = CoroutinePool(1, failed.append)
-    pool.start()
-    pool.stop()
-    pool.submit(task)
-    pool.stop()
-    assert failed == []
-    assert not task.started
 
 
 # -- wrong options

@@ -15,7 +15,6 @@ from support.working import counts, drain, working
 from spark_mq import Message, Queue, ReceivedMessage, Reject, Retry, Snooze
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.worker.open_tasks import LaneChains
 
 LANES = 8
 LAYOUT = SlotLayout(LANES)
@@ -259,21 +258,3 @@ def test_the_order_of_a_group_may_change_while_a_worker_runs() -> None:
         queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])
         until(lambda: group.stats().acked == 23)
     assert seen[3:] == [f"{n}" for n in range(20)]
-
-
-def test_a_lane_hands_out_one_task_at_a_time() -> None:
-    chains: Any = LaneChains()
-    assert chains.add(1, "a")
-    assert not chains.add(1, "b")
-    assert not chains.add(1, "c")
-    assert chains.add(2, "x")
-    assert (chains.lanes, len(chains)) == (2, 4)
-    assert chains.remove("b") is None
-    chains.pause("a")
-    assert chains.paused
-    assert chains.remove("a") == "c"
-    assert not chains.paused
-    assert chains.remove("a") is None
-    assert chains.remove("c") is None
-    assert chains.remove("x") is None
-    assert (chains.lanes, len(chains)) == (0, 0)

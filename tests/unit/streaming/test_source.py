@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +32,7 @@ from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.stream_batch import left_batch_app_id, parse_lease_id
 from spark_mq.operations.keep_alive import KeepAlive
-from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
+from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource, stream_id_in_queue
 from spark_mq.streaming.source import leave_batch as leave
 from spark_mq.testing import ManualClock, memory_queue
 from spark_mq.util.clock import SECOND
@@ -882,3 +884,13 @@ def test_what_a_runner_remembers_does_not_grow_with_its_batches(queue: Queue) ->
     for _ in range(5):
         runner.batch()
     assert remembered(runner.source) == before
+
+
+def test_a_stream_knows_a_queue_by_its_place(tmp_path: Path) -> None:
+    """It found none of its leases after a restart with another text of the path."""
+    stream = str(uuid.uuid4())
+    os.symlink(tmp_path / "queue", tmp_path / "link")
+    known = stream_id_in_queue(stream, str(tmp_path / "queue"))
+    assert stream_id_in_queue(stream, str(tmp_path / "link")) == known
+    assert stream_id_in_queue(stream, str(tmp_path / "other")) != known
+    assert stream_id_in_queue(stream, "s3a://b/q") == stream_id_in_queue(stream, "s3://b/q")

@@ -1,0 +1,38 @@
+"""Pools that run the tasks of a worker, and lanes that hand out one of theirs at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_mq.worker.open_tasks import LaneChains
+from spark_mq.worker.pools import CoroutinePool
+from spark_mq.worker.tasks import Task
+
+
+def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> None:
+    failed, task = list[BaseException](), Task(None, None, None)  # type: ignore[arg-type]
+    pool = CoroutinePool(1, failed.append)
+    pool.start()
+    pool.stop()
+    pool.submit(task)
+    pool.stop()
+    assert failed == []
+    assert not task.started
+
+
+def test_a_lane_hands_out_one_task_at_a_time() -> None:
+    chains: Any = LaneChains()
+    assert chains.add(1, "a")
+    assert not chains.add(1, "b")
+    assert not chains.add(1, "c")
+    assert chains.add(2, "x")
+    assert (chains.lanes, len(chains)) == (2, 4)
+    assert chains.remove("b") is None
+    chains.pause("a")
+    assert chains.paused
+    assert chains.remove("a") == "c"
+    assert not chains.paused
+    assert chains.remove("a") is None
+    assert chains.remove("c") is None
+    assert chains.remove("x") is None
+    assert (chains.lanes, len(chains)) == (0, 0)
