@@ -20,8 +20,7 @@ from support.byte_store import byte_store
 from support.limits import limits, short_leases
 from support.marks import without_delta
 from support.stores import SERVERS, RemoteStore
-
-from spark_mq.parquet.files import row_groups
+from support.tables import forget_row_groups
 
 __all__ = ["byte_store", "limits", "short_leases"]
 
@@ -201,7 +200,7 @@ def _is_for(item: pytest.Item, store: str) -> bool:
 def _no_kept_row_groups() -> Iterator[None]:
     """No test sees the row groups of another one. Some come from a memory pool that ends."""
     yield
-    row_groups.reset()
+    forget_row_groups()
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,11 @@ from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore
 from support.handles import Killed, again, die, lease
 from support.queues import Make
-from support.tables import context_of, ledgers_of, messages_of
+from support.tables import ledgers_of, messages_of
 
 from spark_mq import Queue, errors
-from spark_mq.parquet.schema import MESSAGE_SCHEMA
-from spark_mq.storage.message_table import MessageTable
+
+VALUES = pa.schema([("value", pa.binary())])
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_path_that_is_another_delta_table(
 def test_messages_of_somebody_else(
     refused: Refused, tmp_path: Path, description: str | None, call: Callable[..., Any]
 ) -> None:
-    DeltaTable.create(tmp_path / "messages", MESSAGE_SCHEMA, description=description)
+    DeltaTable.create(tmp_path / "messages", VALUES, description=description)
     refused(errors.NotAQueue, lambda: call(tmp_path), "messages", "not one of a queue")
 
 
@@ -113,7 +113,7 @@ def test_dead_letters_of_somebody_else(refused: Refused, tmp_path: Path) -> None
 def test_a_queue_of_a_later_version(refused: Refused, tmp_path: Path) -> None:
     DeltaTable.create(
         tmp_path / "messages",
-        MESSAGE_SCHEMA,
+        VALUES,
         description=json.dumps({"format": "spark_mq queue", "format_version": 99}),
     )
     refused(errors.UnsupportedTable, lambda: Queue.open(tmp_path), "99", "update spark_mq")
@@ -171,8 +171,12 @@ def test_messages_gone(refused: Refused, queue: Queue) -> None:
 
 def test_messages_made_anew(refused: Refused, queue: Queue) -> None:
     """Old ledgers over a new log: sequences would mean other messages."""
-    shutil.rmtree(messages_of(queue).path)
-    MessageTable(messages_of(queue).path).create(context_of(queue).settings.to_json())
+    path = messages_of(queue).path
+    schema, known = DeltaTable(path).schema(), DeltaTable(path).metadata()
+    shutil.rmtree(path)
+    DeltaTable.create(
+        path, schema, description=known.description, configuration=known.configuration
+    )
     refused(errors.NotAQueue, lambda: Queue.open(queue.path), "another messages/ table")
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -23,14 +23,14 @@ from support.handles import again, lease, leased, route, until
 from support.limits import Limits
 from support.marks import slow
 from support.queues import Make
-from support.tables import group_ledger_of, ledgers_of, messages_of, on_commands
+from support.rule_variants import first, rule_variant
+from support.tables import as_in_a_store, group_ledger_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue, errors
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.ledger.settle import Settle
-from spark_mq.operations import payloads
 from spark_mq.testing import ManualClock, memory_queue
 
 OF_EITHER_HANDLE = pytest.mark.parametrize(
@@ -554,9 +554,8 @@ def raise_error(how: str) -> None:
 @pytest.mark.parametrize("how", ["plain", "from", "while handling", "own"])
 @pytest.mark.parametrize("reachable", [True, False])
 def test_an_error_of_any_store_counts_unless_the_queues_own_store_fails_too(
-    make: Make, monkeypatch: pytest.MonkeyPatch, limits: Limits, *, how: str, mode: Any,
-    reachable: bool,
-) -> None:  # fmt: skip
+    make: Make, limits: Limits, *, how: str, mode: Any, reachable: bool
+) -> None:
     limits(outage_pause=0.0)
     queue = make(max_delivery_attempts=3, retry_delay=0)
     queue.publish("a")
@@ -565,15 +564,17 @@ def test_an_error_of_any_store_counts_unless_the_queues_own_store_fails_too(
     def out_of_reach(*_: Any) -> None:
         raise PermissionError(13, "out of reach", "messages")
 
-    if not reachable:
-        monkeypatch.setattr(payloads.PayloadFiles, "require_reachable", out_of_reach)
-
     def handle(given: Any) -> None:
         tries.extend(m.delivery_count for m in getattr(given, "messages", [given]))
         if len(tries) < 10:
             raise_error(how)
 
-    summary, stats = queue.group().work(handle, mode=mode, until="empty"), queue.group().stats()
+    with ExitStack() as stack:
+        if not reachable:
+            rule = rule_variant("PayloadFiles.require_reachable", lambda _: out_of_reach)
+            stack.enter_context(rule)
+        summary = queue.group().work(handle, mode=mode, until="empty")
+    stats = queue.group().stats()
     counts = reachable or how == "own"
     assert tries == ([1, 2, 3] if counts else [1] * 10)
     assert (summary.failed, stats.dead, stats.acked) == ((3, 1, 0) if counts else (0, 0, 1))
@@ -779,20 +780,12 @@ def test_few_commits_bury_all_messages_of_many_damaged_files(queue: Queue) -> No
     assert queue.sweep().routed == 339
 
 
-def before_checks(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+def before_checks(act: Callable[[], object]) -> AbstractContextManager[None]:
     """Let something happen before each check whether a payload file can be read."""
-    real = payloads.FileCheck.run
-
-    def run(check: payloads.FileCheck) -> None:
-        act()
-        real(check)
-
-    monkeypatch.setattr(payloads.FileCheck, "run", run)
+    return rule_variant("FileCheck.run", first(lambda _: act()))
 
 
-def test_a_stop_ends_the_search_through_damaged_files(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, limits: Limits
-) -> None:
+def test_a_stop_ends_the_search_through_damaged_files(queue: Queue, limits: Limits) -> None:
     limits(check_seconds=0.0)
     for n in range(30):
         queue.publish(str(n))
@@ -804,17 +797,15 @@ def test_a_stop_ends_the_search_through_damaged_files(
         if len(runs) == 3:
             stop.set()
 
-    before_checks(monkeypatch, stop_third)
-    summary = queue.group().work(lambda _: None, mode="batch", stop=stop)
+    with before_checks(stop_third):
+        summary = queue.group().work(lambda _: None, mode="batch", stop=stop)
     assert summary.leases == 0
     assert len(runs) <= 4
 
 
-def test_a_slow_check_does_not_hold_up_the_settles_of_others(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_check_does_not_hold_up_the_settles_of_others(delta_queue: Make) -> None:
     """Over a store, a file may take minutes to fail: an extension must not wait for that."""
-    queue = delta_queue()
+    queue = as_in_a_store(delta_queue())
     held = leased(queue, "a")
     queue.publish("b")
     slow, began = threading.Event(), threading.Event()
@@ -823,9 +814,7 @@ def test_a_slow_check_does_not_hold_up_the_settles_of_others(
         began.set()
         slow.wait(60)
 
-    before_checks(monkeypatch, wait)
-    monkeypatch.setattr(payloads, "is_remote", lambda messages: True)
-    with ThreadPoolExecutor() as pool:
+    with before_checks(wait), ThreadPoolExecutor() as pool:
         taking = pool.submit(queue.group().lease, "w", wait=60)
         assert began.wait(30)
         assert held.extend().settled == 1

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from support.handles import housekeep
 from support.harness import configured, make_queue
+from support.tables import fresh_log
 
 from spark_mq import Queue
-from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.object_store import ObjectStore
 
 pytestmark = pytest.mark.delta
 TABLES = ("messages", "leases", "commits", "history")
@@ -49,8 +48,7 @@ def make_old(table: Path) -> None:
 
 
 def version(queue: Queue, name: str) -> int:
-    table = DeltaLog(ObjectStore(f"{queue.path}/{name}")).open()
-    return table.version
+    return fresh_log(queue, name).refresh().version
 
 
 def read(spark: Any, queue: Queue, name: str, at: int) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.clocks import instant
 from support.handles import again, once
 from support.handles import lease as take
 from support.queues import Make
@@ -21,7 +22,6 @@ from support.tables import add_file, context_of, messages_of, on_write
 from spark_mq import Lease, Message, Queue, SettleResult, errors, testing
 from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.clock import to_datetime
 
 
 def values(lease: Lease) -> list[bytes]:
@@ -133,7 +133,7 @@ def test_a_group_starts_where_it_is_asked_to(queue: Queue, clock: ManualClock) -
     for value in "abc":
         receipts.append(queue.publish(value))
         clock.advance("1m")
-    times = [to_datetime(file.committed_at) for file in messages_of(queue).index().files]
+    times = [instant(file.committed_at) for file in messages_of(queue).index().files]
 
     def read(name: str, start: Any) -> list[bytes]:
         lease = queue.group(name, start=start).lease("w", max_messages=10)

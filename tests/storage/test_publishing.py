@@ -17,7 +17,6 @@ from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
-from spark_mq.parquet.schema import INSTANT
 from spark_mq.testing import ManualClock
 
 
@@ -164,7 +163,8 @@ def test_no_delay_is_no_wait(make: Make, clock: ManualClock, now: Any) -> None:
     queue.publish([Message("own", deliver_at=now), "default"])
     queue.publish(Message("instant", deliver_at=clock()))
     columns = {"value": ["table"], "deliver_at": [clock()]}
-    queue.publish(pa.table(columns, pa.schema({"value": pa.string(), "deliver_at": INSTANT})))
+    instants = pa.timestamp("us", "UTC")
+    queue.publish(pa.table(columns, pa.schema({"value": pa.string(), "deliver_at": instants})))
     with queue.publisher() as publisher:
         publisher.publish(Message("buffered", deliver_at=now))
     assert values(queue) == [b"call", b"own", b"instant", b"table", b"buffered"]

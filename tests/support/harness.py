@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq import Queue
-from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.object_store import ObjectStore
-from support.tables import add_file, context_of, messages_of
+from support.tables import add_file, context_of, fresh_log, messages_of
 
 if TYPE_CHECKING:
     from spark_mq.spark.stream_reader import LeaseReader
@@ -245,7 +243,7 @@ def forget_last_commit(checkpoint: Path) -> None:
 def versions(queue: Queue) -> dict[str, int | None]:
     """The version of each table of a queue: nothing has changed while these are the same."""
     names = ("messages", "leases", "dead_letters/messages")
-    tables = {name: DeltaLog(ObjectStore(f"{queue.path}/{name}")).open() for name in names}
+    tables = {name: fresh_log(queue, name).open() for name in names}
     return {name: table.version if table else None for name, table in tables.items()}
 
 

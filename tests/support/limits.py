@@ -12,7 +12,7 @@ import pytest
 
 from spark_mq.util.validation import SHORTEST
 
-__all__ = ["Limits", "keeping", "limits", "short_leases"]
+__all__ = ["Limits", "allow_shorter", "keeping", "limits", "short_leases"]
 
 Limits = Callable[..., None]
 
@@ -106,6 +106,11 @@ def keeping(versions: int | None, seconds: float | None) -> Iterator[None]:
         for name, value in wanted.items():
             patch.setattr(f"spark_mq.{PLACES[name]}", value)
         yield
+
+
+def allow_shorter(setting: str) -> None:
+    """Let this process accept any duration for a setting that has a shortest one."""
+    SHORTEST.pop(setting)
 
 
 @pytest.fixture

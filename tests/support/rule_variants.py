@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["Variant", "first", "gets", "instead", "returns", "rule_variant", "then"]
+__all__ = ["Variant", "find_rule", "first", "gets", "instead", "returns", "rule_variant", "then"]
 
 Rule = Callable[..., Any]
 Variant = Callable[[Rule], Rule]
@@ -28,7 +28,7 @@ def rule_variant(name: str, variant: Variant) -> Iterator[None]:
     packages have one, "ledger:extend" names the package. It fails if there is no such rule, or if
     the variant does not fit it.
     """
-    owner, last, rule = _find(name)
+    owner, last, rule = find_rule(name)
     made = variant(rule.fget if isinstance(rule, property) else rule)
     misfits: list[Exception] = []
 
@@ -55,7 +55,7 @@ def rule_variant(name: str, variant: Variant) -> Iterator[None]:
     assert not misfits, f"the variant does not fit {name}: {misfits[0]!r}"
 
 
-def _find(name: str) -> tuple[Any, str, Any]:
+def find_rule(name: str) -> tuple[Any, str, Any]:
     """Return the module or class that defines a rule, its last name, and the rule."""
     package, _, path = name.rpartition(":")
     outer, _, inner = path.partition(".")

@@ -23,10 +23,11 @@ from spark_mq import ConsumerGroup, Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import write_checkpoint
-from spark_mq.operations.committer import GroupCommitter
 from spark_mq.operations.context import GroupLedger, QueueContext
+from spark_mq.parquet.files import row_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
+from support.rule_variants import find_rule
 
 __all__ = [
     "add_file",
@@ -35,6 +36,7 @@ __all__ = [
     "checkpoint",
     "commit_file",
     "context_of",
+    "forget_row_groups",
     "fresh_log",
     "group_ledger_of",
     "last_checkpoint",
@@ -71,6 +73,11 @@ def as_in_a_store(queue: Queue) -> Queue:
     for table in (messages_of(queue), ledgers_of(queue)):
         table.files.is_local = table.log._local = False
     return queue
+
+
+def forget_row_groups() -> None:
+    """Let later reads know nothing of what earlier ones read."""
+    row_groups.reset()
 
 
 def fresh_log(queue: Queue, table: str) -> DeltaLog:
@@ -139,14 +146,14 @@ def on_commands(
     """Let a function stand around all runs of commands, or those on a group of that name. It gets
     the run and its commands.
     """
-    real = GroupCommitter.run
+    owner, name, real = find_rule("GroupCommitter.run")
 
-    def run(committer: GroupCommitter, commands: Any, checks: Any = None) -> list[Any]:
+    def run(committer: Any, commands: Any, checks: Any = None) -> list[Any]:
         if group not in (None, committer._group.name):
             return real(committer, commands, checks)
         return act(lambda: real(committer, commands, checks), commands)
 
-    patch.setattr(GroupCommitter, "run", run)
+    patch.setattr(owner, name, run)
 
 
 def _around(patch: pytest.MonkeyPatch, table: Any, name: str, act: Around) -> None:
