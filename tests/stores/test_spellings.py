@@ -8,16 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from starlette.testclient import TestClient
 from support.commands import Run, in_this_process
+from support.forms import client_of
 from support.handles import lease
 from support.stores import RemoteStore
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, QueueExists
-from spark_mq.interfaces.monitor import QueueMonitor
-from spark_mq.interfaces.web import Access, create_app
 
 Open = Callable[[str], Queue]
 
@@ -112,8 +110,7 @@ def test_the_page_shows_the_queue_under_each_spelling(remote: RemoteStore) -> No
     Queue.create(path, storage_options=remote.options).publish(["a"])
     parent = path.rpartition("/")[0]
     for text in (parent, *remote.spellings(parent), path, *remote.spellings(path)):
-        app = create_app(QueueMonitor(text, remote.options), Access(user="alice"))
-        client = TestClient(app, base_url="http://localhost")
+        client = client_of(text, remote.options)
         for page in ("/", "/queue/queue"):
             shown = client.get(page)
             assert shown.status_code == 200, (text, page)

@@ -1,15 +1,34 @@
-"""Visit the page with the cookie of an earlier visit, or by following every link."""
+"""Visit the page: by a client, with the cookie of an earlier visit, or by every link."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from starlette.testclient import TestClient
 
-__all__ = ["after_a_visit", "crawl"]
+from spark_mq.interfaces.monitor import QueueMonitor
+from spark_mq.interfaces.web import Access, HealthLimits, create_app
+
+__all__ = ["after_a_visit", "client_of", "crawl"]
+
+
+def client_of(
+    place: str | Path,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    health: Mapping[str, Any] | None = None,
+    **access: Any,
+) -> TestClient:
+    """Return a client of the page of a queue or of all below a folder, by default as alice."""
+    monitor = QueueMonitor(str(place), storage_options, clock=clock)
+    app = create_app(monitor, Access(**{"user": "alice", **access}), HealthLimits(**health or {}))
+    return TestClient(app, base_url="http://localhost", follow_redirects=False)
 
 
 def after_a_visit(client: TestClient, **query: Any) -> dict[str, Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.forms import client_of
 from support.stocked_queue import stocked_queue
 
 from spark_mq import Message, Queue
-from spark_mq.interfaces.monitor import QueueMonitor
-from spark_mq.interfaces.web import Access, HealthLimits, create_app
 
 
 @pytest.fixture
@@ -25,19 +24,8 @@ def queue(tmp_path: Path) -> Queue:
 
 
 @pytest.fixture
-def overviews(tmp_path: Path) -> QueueMonitor:
-    """Overviews that are never old enough to be shown again."""
+def visit(tmp_path: Path) -> Callable[..., TestClient]:
+    """Returns a client of a page with some access, which reads each overview again."""
     (tmp_path / "queues").mkdir(exist_ok=True)
     ticks = iter(range(0, 10**9, 100))
-    return QueueMonitor(str(tmp_path / "queues"), clock=lambda: float(next(ticks)))
-
-
-@pytest.fixture
-def visit(overviews: QueueMonitor) -> Callable[..., TestClient]:
-    """Returns a client of a page with some access."""
-
-    def client(health: HealthLimits | None = None, **access: Any) -> TestClient:
-        app = create_app(overviews, Access(**{"user": "alice", **access}), health)
-        return TestClient(app, base_url="http://localhost", follow_redirects=False)
-
-    return client
+    return partial(client_of, tmp_path / "queues", clock=lambda: float(next(ticks)))

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -22,12 +23,11 @@ from starlette.testclient import TestClient
 from support.forms import after_a_visit, crawl
 from support.handles import until
 from support.limits import Limits
-from support.rule_variants import first, rule_variant
+from support.rule_variants import find_rule, first, rule_variant
 
 from spark_mq import ConsumerGroup, InvalidOption, Message, Queue
 from spark_mq.interfaces.monitor import QueueMonitor
-from spark_mq.interfaces.web import Access, create_app, security, serve, server
-from spark_mq.maintenance.condition import LetterFilter
+from spark_mq.interfaces.web import Access, security, serve, server
 
 Visit = Callable[..., TestClient]
 PASSWORD = "correct horse battery"
@@ -116,8 +116,8 @@ def test_a_password_or_a_token_is_needed(visit: Visit, queue: Queue, address: st
 class Visitors:
     """Clients of one page at addresses of their own, on a clock that the test moves."""
 
-    def __init__(self, overviews: QueueMonitor, **access: Any) -> None:
-        self._app = create_app(overviews, Access(**{**SECRETS, **access}))
+    def __init__(self, visit: Visit, **access: Any) -> None:
+        self._app = visit(**{**SECRETS, **access}).app
 
     def at(self, address: str) -> TestClient:
         return TestClient(self._app, base_url="http://localhost", client=(address, 50_000))
@@ -140,8 +140,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def visitors(queue: Queue, overviews: QueueMonitor, now: list[float]) -> Callable[..., Visitors]:
-    return lambda **access: Visitors(overviews, **access)
+def visitors(queue: Queue, visit: Visit, now: list[float]) -> Callable[..., Visitors]:
+    return partial(Visitors, visit)
 
 
 def test_after_twenty_wrong_passwords_each_further_try_waits_a_second(
@@ -587,9 +587,9 @@ def test_a_condition_of_another_site_is_shown_and_not_run(
         headers["Cookie"] = f"{COOKIE}={cookies[site]}"
     elif site is not None:
         headers["Sec-Fetch-Site"] = site
-    run, real = list[object](), LetterFilter.select
+    run, (owner, name, real) = list[object](), find_rule("LetterFilter.select")
     select = lambda self, rows: run.append(self) or real(self, rows)  # noqa: E731
-    monkeypatch.setattr(LetterFilter, "select", select)
+    monkeypatch.setattr(owner, name, select)
 
     def ask(address: str) -> str:
         client.cookies.clear()

@@ -6,30 +6,23 @@ import html
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 from support.approved import SHORT_SPANS, assert_approved, without_what_varies
-from support.forms import after_a_visit, crawl
+from support.forms import after_a_visit, client_of, crawl
 from support.readable_html import readable_html
 from support.stocked_queue import sequence_of
 from support.working import leave_heartbeat
 
 from spark_mq import Message, Queue
 from spark_mq.errors import StorageError
-from spark_mq.inspect import THROUGHPUT_SCHEMA
-from spark_mq.interfaces.monitor import RANGES, Past, QueueMonitor
-from spark_mq.interfaces.web import Access, HealthLimits, create_app
-from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
 from spark_mq.testing import ManualClock, memory_queue
-from spark_mq.util.show import show_sequence
 
 Visit = Callable[..., TestClient]
 EVIL = "<script>alert(1)</script>\"'&\u202e"
@@ -210,93 +203,6 @@ def test_metrics_are_as_they_were_approved(visit: Visit, shop: Queue, tmp_path: 
     assert_approved(APPROVED.with_name("metrics.txt"), [("/metrics", text)])
 
 
-UNTIL = datetime(2026, 1, 31, 12, 30, 20, tzinfo=UTC)
-
-
-def past(*counts: tuple[int, str | None, dict[str, int]], span: str = "1h", **known: Any) -> Past:
-    """A past up to UNTIL with the counts of groups, by minutes before it."""
-    rows = [
-        {
-            **{field.name: 0 for field in THROUGHPUT_SCHEMA},
-            "at": UNTIL.replace(second=0) - timedelta(minutes=minutes),
-            "consumer_group": group,
-            **own,
-        }
-        for minutes, group, own in counts
-    ]
-    since = {"publishes_since": UNTIL - timedelta(days=90), "events_since": UNTIL - timedelta(90)}
-    return Past(
-        span, UNTIL, pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA), **{**since, **known}
-    )
-
-
-def bars(chart: Chart) -> list[tuple[str, int, float, float]]:
-    """The bars of a chart as drawn: the series, the place, the bottom and the top, upwards."""
-    found = []
-    for one in chart.series:
-        for x, low, high in re.findall(r"M([0-9.]+) ([0-9.]+)V([0-9.]+)h.8V[0-9.]+z", one.path):
-            found.append((one.name, int(float(x)), 40 - float(low), 40 - float(high)))
-    return found
-
-
-def test_a_chart_has_a_bar_for_each_interval_with_events() -> None:
-    chart = settled_chart(
-        past(
-            (60, "g", {"acked": 99}), (59, "g", {"acked": 1}), (2, "g", {"acked": 2, "dropped": 1}),
-            (2, "h", {"expired": 1}), (0, "g", {"acked": 2}),
-        )
-    )  # fmt: skip
-    assert (chart.total, chart.most) == (7, 4), "an hour ago is before the first bar"
-    assert bars(chart) == [
-        ("settled", 0, 0, 10),
-        ("settled", 58 - 1, 0, 40),
-        ("settled", 59, 0, 20),
-    ]
-    assert len(chart.intervals) == 60
-    assert chart.intervals[0].text == "2026-01-31 11:31 to 11:32: settled 1"
-    assert chart.intervals[1].text == "2026-01-31 11:32 to 11:33: none"
-    assert chart.intervals[-1].text == "2026-01-31 12:30 so far: settled 2"
-    assert bars(settled_chart(past())) == []
-
-
-def test_a_chart_does_not_show_zeros_for_times_of_which_nothing_is_known() -> None:
-    born = UNTIL - timedelta(minutes=10)
-    chart = settled_chart(past((5, "g", {"acked": 1}), events_since=born))
-    assert (chart.unknown, chart.known_from) == (49, born.replace(second=0))
-    assert [one.x for one in chart.intervals] == list(range(49, 60))
-    published, settled = queue_charts(past(publishes_since=born))
-    assert (published.unknown, settled.unknown) == (49, 0)
-    later = settled_chart(past(events_since=UNTIL + timedelta(hours=1)))
-    assert (later.unknown, later.intervals) == (60, [])
-
-
-@pytest.mark.parametrize("span", RANGES)
-def test_a_chart_of_each_range_ends_now_and_has_four_ticks(span: str) -> None:
-    chart = settled_chart(past((0, "g", {"acked": 1}), span=span))
-    assert bars(chart) == [("settled", chart.width - 1, 0, 40)]
-    first, *_, last = chart.ticks
-    assert len(chart.ticks) == 4
-    assert last > UNTIL
-    assert chart.width <= 100
-    hours = {"1h": 1, "6h": 6, "24h": 24, "7d": 168}[span]
-    assert last - first == timedelta(hours=hours)
-
-
-def test_the_charts_of_a_queue_have_its_busiest_groups_on_each_other() -> None:
-    groups = [(5, f"g{number}", {"acked": 10 - number}) for number in range(7)]
-    published, settled = queue_charts(past((5, None, {"published": 3}), *groups))
-    assert bars(published) == [("published", 54, 0, 40)]
-    assert [one.name for one in settled.series] == [*(f"g{n}" for n in range(5)), "other groups"]
-    assert settled.series[-1].total == 5 + 4
-    drawn = bars(settled)
-    assert all(above[2] == pytest.approx(low[3], abs=0.05) for low, above in pairwise(drawn))
-    assert drawn[-1][3] == 40
-    ends, failed = group_charts(past((5, "g", {"acked": 2, "expired": 1, "failed": 4})), "g")
-    assert [(one.name, one.total) for one in ends.series] == [("acked", 2), ("expired", 1)]
-    assert (failed.total, failed.title) == (4, "Failed")
-    assert [one.total for one in group_charts(past((5, "g", {"acked": 2})), "h")] == [0, 0]
-
-
 def sparks(page: Page) -> list[str]:
     """The texts of the small charts of a page."""
     return [
@@ -344,8 +250,7 @@ def test_a_load_of_the_first_page_reads_few_histories(
 
     monkeypatch.setattr(Queue, "throughput", throughput)
     now = [1000.0]
-    overviews = QueueMonitor(str(tmp_path / "queues"), clock=lambda: now[0])
-    client = TestClient(create_app(overviews, Access()), base_url="http://localhost")
+    client = client_of(tmp_path / "queues", clock=lambda: now[0])
 
     def charts() -> int:
         return len(sparks(get(client, "/")))
@@ -381,7 +286,7 @@ def test_a_missing_sweep_is_a_problem_with_the_commits_that_wait(
 ) -> None:
     tile = "Commits that wait for a sweep"
     assert tile in get(visit(), "/queue/orders").texts
-    late = visit(HealthLimits(max_unswept="1us"))
+    late = visit(health={"max_unswept": "1us"})
     text = late.get("/queue/orders").text
     ((name, address, reason),) = problems_on(text)
     assert (name, address) == ("not swept", "/sweeps/orders")
@@ -437,7 +342,6 @@ def test_a_group_shows_idle_workers_and_those_that_are_gone(visit: Visit, queue:
 
 def test_a_sequence_is_shown_and_found_as_version_and_row(visit: Visit, queue: Queue) -> None:
     client, sequence = visit(), sequence_of(queue, "bad")
-    assert (show_sequence(sequence), show_sequence(2**32 - 1)) == ("1:2", "before 1:0")
     shown = ("span", {"title": str(sequence)})
     assert shown in get(client, "/messages/orders", sequence="1:2").tags
     for wrong in ("1:", ":2", "1:4294967296", "1:2:3", f"{2**31}:0", "٣:0"):
@@ -527,7 +431,7 @@ def test_a_column_of_numbers_is_one_although_its_first_row_has_none(
 
 def test_sweeps_and_health_say_what_is_wrong(visit: Visit, queue: Queue) -> None:
     assert "No queue has a problem." in get(visit(), "/").texts
-    strict = visit(HealthLimits(max_dead=0))
+    strict = visit(health={"max_dead": 0})
     assert "The queue has 1 problem." in get(strict, "/sweeps/orders").text
     for address in ("/", "/queue/orders"):
         page = get(strict, address)
@@ -585,20 +489,6 @@ def test_looking_changes_no_file(visit: Visit, queue: Queue) -> None:
     for address in ("/metrics", "/healthz", "/letters/orders?find=1", "/change/orders?do=sweep"):
         assert client.get(address).status_code == 200
     assert files() == before
-
-
-def test_an_overview_is_read_once_a_second(queue: Queue) -> None:
-    now = [0.0]
-    overviews = QueueMonitor(queue.path, clock=lambda: now[0])
-    assert overviews.queues() == {"orders": queue.path}
-    first = overviews.overview("orders")
-    queue.publish("new")
-    assert overviews.overview("orders") is first
-    now[0] = 1.5
-    assert overviews.overview("orders").published == 6
-    queue.publish("newer")
-    overviews.forget("orders")
-    assert overviews.overview("orders").published == 7
 
 
 def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue) -> None:

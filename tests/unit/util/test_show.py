@@ -13,6 +13,7 @@ from spark_mq.util.show import (
     show_change,
     show_count,
     show_duration,
+    show_sequence,
     show_short,
     show_size,
     show_took,
@@ -86,3 +87,7 @@ def test_a_change_shows_both_values_from_before_their_difference(
     before: bytes, after: bytes | None, shown: tuple[str, str]
 ) -> None:
     assert show_change(before, after) == shown
+
+
+def test_a_sequence_is_version_and_row() -> None:
+    assert (show_sequence((1 << 32) + 2), show_sequence(2**32 - 1)) == ("1:2", "before 1:0")
