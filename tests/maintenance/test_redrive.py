@@ -379,5 +379,6 @@ def test_a_stop_ends_a_redrive_after_the_round_in_hand(queue: Queue, limits: Lim
     with rule_variant("maintenance:_redrive", first(lambda _: stop.set())):
         assert queue.redrive(stop=stop).messages == 2
         assert queue.redrive(stop=stop).messages == 0
+        assert queue.redrive(dry_run=True, stop=stop).messages == 0
     assert queue.redrive(stop=threading.Event()).messages == 3
     assert back(queue) == ["0", "1", "2", "3", "4"]

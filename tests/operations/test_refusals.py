@@ -209,7 +209,7 @@ SETTINGS = [
         "whole number"),
     *row("Queue.create", {"max_inflight": 3}, "did you mean 'max_in_flight'"),
     *each("Queue.create", breaker_threshold=0, breaker_reset_timeout=0, breaker_max_wait=0,
-          on_reject="no", dedup_window="soon", dedup_until="done", delivery_delay=0, lanes=2_000),
+          on_reject="no", dedup_window="soon", dedup_until="done", delivery_delay=0, lanes=1_025),
     *row("Queue.create", {"dedup_replaces": True}, "dedup_until='settled' or a dedup_window"),
     *of("Queue.create", "message_ttl", ["soon", -1]),
     *row("Queue.create", {"message_ttl": "1h", "delivery_delay": "1h"}),

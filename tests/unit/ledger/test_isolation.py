@@ -77,7 +77,7 @@ def test_a_piece_holds_no_more_than_half_of_those_that_wait_nor_than_its_limit()
     assert len(group.lease("two", 20)) == 2 * isolation_size(20, 2, 5)
 
 
-@pytest.mark.parametrize("attempts", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("attempts", [1, 2, 3, 4, 5, 8])
 def test_a_message_on_its_last_attempt_is_alone_however_many_are_settled(attempts):
     assert isolation_size(1_000, attempts - 1, attempts, 10, settled=900, waiting=90) == 1
 
