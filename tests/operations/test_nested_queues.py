@@ -6,7 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from spark_mq import Queue, errors
 
@@ -45,6 +47,15 @@ def test_queues_beside_each_other_and_a_repeated_create_are_as_before(tmp_path: 
         Queue.create(tmp_path / name)
     assert Queue.create(tmp_path / "events", exist_ok=True).path == str(tmp_path / "events")
     assert len(Queue.find_all(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("description", [None, "orders", "[]", '{"format": "another"}'])
+def test_a_table_named_messages_makes_no_queue_of_its_folder(
+    tmp_path: Path, description: str | None
+) -> None:
+    rows = pa.table({"id": [1]})
+    write_deltalake(tmp_path / "folder" / "messages", rows, description=description)
+    assert Queue.create(tmp_path / "folder" / "inner").path == str(tmp_path / "folder" / "inner")
 
 
 @pytest.mark.parametrize("inner", ["inner", "history", "a/b/inner"])

@@ -99,6 +99,7 @@ def test_what_a_ledger_forgets_is_unread():
     ((_event, r),) = [found for found in after.events if found[0] == REWOUND]
     assert (r.first, r.last, r.message_count) == (sequence(3, 3), sequence(5, 2), 6)
     assert forget(after, short, sequence(3, 3)) == (after, 0), "once"
+    assert forget(after, short, sequence(3, 2))[1] == 1, "the last one alone"
 
 
 def test_the_floor_goes_back():
