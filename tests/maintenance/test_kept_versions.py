@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from support.handles import archive, lease
+from support.handles import archive, end_checkpoints, lease
 from support.queues import Make
-from support.tables import context_of, messages_of
+from support.tables import commit_file, context_of, messages_of
 
 from spark_mq import Queue
-from spark_mq.delta.actions import Change, log_path
+from spark_mq.delta.actions import Change
 from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.tables import wait_for_checkpoints
 
 YEARS = 365 * 86_400
 EVERYTHING = 2**62
@@ -46,7 +44,7 @@ class Table:
         while (latest := self.log.refresh().version) < version:
             self.log.commit(Change(uuid.uuid4().hex, {"operation": "nothing"}), latest)
             if (latest + 1) % 100 == 0:
-                wait_for_checkpoints(self.log.path)
+                end_checkpoints()
         if self.name == "messages":
             messages_of(self.queue).index_commits()
 
@@ -55,7 +53,7 @@ class Table:
         now, age = 2e9, 0.0
         for version in range(self.log.refresh().version, -1, -1):
             age = max(age, ages.get(version, 0.0))
-            path = Path(self.log.path, log_path(version))
+            path = commit_file(self.log.path, version)
             if path.exists():
                 os.utime(path, (now - age, now - age))
 
@@ -113,7 +111,7 @@ def test_kept_versions_of_the_ledger_are_whole(delta_queue: Make) -> None:
         mine.release()
         held[leases.log.refresh().version] = set()
         # The cleaner keeps what no checkpoint has, and a late one has a later version.
-        wait_for_checkpoints(leases.log.path)
+        end_checkpoints()
     latest = leases.log.refresh().version
     leases.set_ages({latest - 1: YEARS})
     leases.clean()

@@ -13,11 +13,10 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
+from support.limits import keeping
 from support.rule_variants import Variant, rule_variant
 
-from spark_mq.delta.cleanup import Keep, clean_table
 from spark_mq.delta.memory_files import MemoryFiles
-from spark_mq.delta.tables import write_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader
 from spark_mq.storage.commit_turn import note_of_groups
 from spark_mq.storage.ledger_table import LedgerTable
@@ -51,9 +50,8 @@ class Writers(RuleBasedStateMachine):
 
     def clean_log(self) -> None:
         """Delete all commits but the last, as the sweep does."""
-        table = self.opened_table()
-        write_checkpoint(table.files)
-        clean_table(table.log, Keep(0, 0.0), data_files=True)
+        with keeping(0, 0.0):
+            self.opened_table().clean(archived=2**62)
         self.cleaned = True
 
     @invariant()

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from support.byte_store import ByteStore, Injected
+from support.byte_store import ByteStore
 from support.handles import (
     Killed,
     again,
@@ -24,15 +24,11 @@ from support.handles import (
 )
 from support.limits import Limits
 from support.queues import Make
+from support.rule_variants import rule_variant, then
 from support.tables import add_values, checkpoint, messages_of
 
 from spark_mq import Message, Queue, errors
-from spark_mq.delta.cleanup import Keep
-from spark_mq.storage import archive_table
 from spark_mq.testing import ManualClock
-
-ALL = Keep(0, 0)
-"""Nothing of the past stays."""
 
 
 @pytest.fixture
@@ -318,15 +314,10 @@ def test_a_sweep_that_lost_its_race_leaves_no_file(
     assert len(list(Path(queue.path, "commits").glob("*.parquet"))) == 1
 
 
-def test_a_table_whose_maker_was_killed_is_filled_by_the_next_sweep(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_whose_maker_was_killed_is_filled_by_the_next_sweep(queue: Queue) -> None:
     queue.publish("a")
-    with monkeypatch.context() as patch:
-        create = Injected(archive_table.create_table, after=die)
-        patch.setattr(archive_table, "create_table", create)
-        with pytest.raises(Killed):
-            index_commits(queue)
+    with rule_variant("create_table", then(die)), pytest.raises(Killed):
+        index_commits(queue)
     queue.publish("b")
     index_and_clean(again(queue))
     assert counted(queue) == [1, 2]
@@ -349,11 +340,12 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 
 def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
-    limits(orphan_seconds=0.0, index_files=3, sweep_interval=1)
+    limits(orphan_seconds=0.0, index_files=3, sweep_interval=1, archive_versions=0)
+    limits(archive_seconds=0.0)
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
-        messages_of(queue).commits.clean(ALL)
+        messages_of(queue).commits.clean()
         files = list(Path(queue.path, "commits").glob("*.parquet"))
         assert len(files) <= 5
         assert again(queue).stats()["published"] == n + 1
@@ -363,7 +355,8 @@ def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
 def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
     queue: Queue, byte_store: ByteStore, limits: Limits
 ) -> None:
-    limits(orphan_seconds=0.0, index_files=1, sweep_interval=1)
+    limits(orphan_seconds=0.0, index_files=1, sweep_interval=1, archive_versions=0)
+    limits(archive_seconds=0.0)
     for value in "abc":
         queue.publish(value)
         if value != "c":
@@ -372,7 +365,7 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
 
     def rewrite() -> None:
         index_commits(queue)
-        messages_of(queue).commits.clean(ALL)
+        messages_of(queue).commits.clean()
 
     byte_store.inject("read_parquet", of=messages_of(reader).commits.files, before=rewrite)
     assert reader.stats()["published"] == 3

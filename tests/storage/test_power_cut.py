@@ -13,20 +13,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.byte_store import DISK, ByteStore, Call
+from support.handles import end_checkpoints, index_commits
 from support.limits import Limits
 from support.power_cut import Effects, disk_after, left_after
+from support.tables import messages_of
 
 from spark_mq import Queue, errors
-from spark_mq.delta.actions import Change
-from spark_mq.delta.cleanup import Keep, clean_table
-from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.tables import create_table, wait_for_checkpoints
 
 
 @dataclass
@@ -56,7 +52,7 @@ def recorded(run: Run) -> Iterator[ByteStore]:
         try:
             yield disk
         finally:
-            wait_for_checkpoints()
+            end_checkpoints()
 
 
 def story(run: Run) -> None:
@@ -255,7 +251,7 @@ def test_the_files_that_a_checkpoint_names_are_durable_before_it_is_there(
         assert lease is not None
         for _ in range(8):
             lease.extend()
-            wait_for_checkpoints()
+            end_checkpoints()
     tables = run.root / "q" / "leases"
     seen = 0
     for count, effect in enumerate(run.effects.done, 1):
@@ -327,17 +323,17 @@ def test_a_table_whose_folder_cannot_be_synced_is_not_reported_as_created(run: R
             Queue.create(run.root / "q")
 
 
-def test_a_checkpoint_of_another_engine_is_durable_before_the_commits_below_it_go(run: Run) -> None:
-    root = str(run.root / "table")
+def test_a_checkpoint_of_another_engine_is_durable_before_the_commits_below_it_go(
+    run: Run, limits: Limits
+) -> None:
+    limits(message_versions=0, message_seconds=0.0)
     with recorded(run):
-        store = ObjectStore(root)
-        create_table(store, pa.schema([("value", pa.int64())]), description="d")
-        log = DeltaLog(store)
-        for name in ("one", "two"):
-            log.commit(Change(name, {}), log.refresh().version)
-        DeltaTable(root).create_checkpoint()
-        assert clean_table(log, Keep(0, 0.0), data_files=False) == 2
-        log.commit(Change("three", {}), log.refresh().version)
-    shutil.rmtree(run.root)
-    disk_after(run.effects, len(run.effects.done), run.root, run.root, keeps_names=False)
-    assert DeltaLog(ObjectStore(root)).refresh().version == 3
+        queue = Queue.create(run.root / "q")
+        for value in ("one", "two"):
+            queue.publish(value)
+        index_commits(queue)
+        DeltaTable(f"{queue.path}/messages").create_checkpoint()
+        assert messages_of(queue).clean() == 2
+        queue.publish("three")
+    left = left_of(run)
+    assert left.stats()["published"] == 3

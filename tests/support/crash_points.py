@@ -21,10 +21,9 @@ import pytest
 
 from spark_mq import Message, Queue
 from spark_mq.delta.log import CHECKPOINT_INTERVAL
-from spark_mq.delta.tables import wait_for_checkpoints
 from support.byte_store import DISK, ByteStore, Call
 from support.drivers import Checkpoint, Runner, sequences
-from support.handles import archive, expire, housekeep, index_commits, route, trim
+from support.handles import archive, end_checkpoints, expire, housekeep, index_commits, route, trim
 from support.handles import lease as take
 from support.tables import group_ledger_of, ledgers_of
 
@@ -122,9 +121,9 @@ def across_a_checkpoint(queue: Queue, report: Report) -> None:
     """Commit version 100 and its checkpoint one after the other, so that each run is alike."""
     for _ in range(2):
         lease = take(queue, 3)
-        wait_for_checkpoints()
+        end_checkpoints()
         lease.ack()
-        wait_for_checkpoints()
+        end_checkpoints()
 
 
 def seek(queue: Queue, report: Report) -> None:
@@ -274,7 +273,7 @@ def run_case(name: str | None, path: str, report: Report) -> None:
             case = next(case for case in CASES if case.name == name)
             case.act(Queue.open(path, clock=Clock(case.ahead)), report)
     finally:
-        wait_for_checkpoints()
+        end_checkpoints()
 
 
 def child(name: str | None, path: str, die_at: int | None, pipe: Any) -> None:

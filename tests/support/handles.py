@@ -98,6 +98,18 @@ def side_by_side(call: Callable[[], object], count: int = 8) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
+def end_threads(name: str) -> None:
+    """Wait until the threads of this process have ended whose names begin so."""
+    while threads := [each for each in threading.enumerate() if each.name.startswith(name)]:
+        for thread in threads:
+            thread.join(30)
+
+
+def end_checkpoints() -> None:
+    """Wait until the checkpoints are written that commits have begun."""
+    end_threads("checkpoint-")
+
+
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Waits for a condition, for so long at most."""
     deadline, pause = time.monotonic() + seconds, threading.Event()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from spark_mq import Queue
 from spark_mq.storage.delegated_commands import Peers
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.util.fair_lock import FairLock
+from support.handles import end_threads
 from support.limits import Limits
 from support.tables import ledgers_of
 
@@ -55,6 +55,4 @@ def sharing(queue: Queue, *, led_for: float = 0.0) -> Queue:
 
 def end_requests() -> None:
     """Wait until the threads have ended that look for requests, run and delete them."""
-    while threads := [each for each in threading.enumerate() if each.name == "spark_mq requests"]:
-        for thread in threads:
-            thread.join(30)
+    end_threads("spark_mq requests")
