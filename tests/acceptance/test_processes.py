@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 from support import processes
 from support.checker import check_queue
-from support.harness import until
+from support.handles import until
 from support.processes import SHORT, SPAWN, idle, start
 from support.queues import Place
 

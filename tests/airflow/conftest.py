@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.airflow_processes import Airflow
+from support.servers import listens
 
 from spark_mq import Queue
 
@@ -29,7 +30,7 @@ def airflow(tmp_path: Path, queue: Queue, request: pytest.FixtureRequest) -> Ite
         if hasattr(request.module, "prepare"):
             request.module.prepare(made)
         made.start("api-server")
-        made.until(made.answers)  # a task that starts before would fail
+        made.until(lambda: listens(made.port))  # a task that starts before would fail
         made.start("scheduler")
         made.start("dag-processor")
         yield made

@@ -11,7 +11,8 @@ from typing import Any
 import obstore
 import pytest
 from support.commands import in_a_process
-from support.harness import Stream, numbered, publish, until, values
+from support.handles import until
+from support.harness import Stream, numbered, publish, values
 from support.unity_server import UnityServer
 
 from spark_mq import Queue

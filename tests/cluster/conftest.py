@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from support.cluster import Cluster
+@pytest.fixture(scope="session", name="cluster")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from support.cluster import cluster
 
-    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+    with cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 
 

@@ -17,7 +17,8 @@ import pytest
 from pyspark import cloudpickle
 from support.checker import between, check_queue, history, published
 from support.cluster import Cluster, kill
-from support.harness import Stream, until
+from support.handles import until
+from support.harness import Stream
 from support.processes import SHORT, SPAWN, chores, consume, crash, idle, never_ack, publish
 from support.processes import start as start_process
 

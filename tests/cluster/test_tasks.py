@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from support.checker import published
 from support.cluster import Cluster, kill
 from support.gates import PATIENCE, Gate, rows_at
-from support.handles import take_all
-from support.harness import Stream, finish, make_queue, numbered, start, until
+from support.handles import take_all, until
+from support.harness import Stream, finish, make_queue, numbered, start
 from support.having import having
 from support.marks import slow
 from support.tables import group_ledger_of, messages_of

@@ -14,7 +14,8 @@ import pytest
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Connect server."""
-    from support.cluster import free_port, java_class, wait_for_port
+    from support.cluster import spark_class
+    from support.servers import free_port
 
     home = tmp_path_factory.mktemp("server")
     port = free_port()
@@ -29,17 +30,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "spark.sql.warehouse.dir": home / "warehouse",
     }
     arguments = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    process = java_class(
+    with spark_class(
         "org.apache.spark.deploy.SparkSubmit", "--class",
         "org.apache.spark.sql.connect.service.SparkConnectServer",
-        "--master", "local[2]", *arguments, "spark-internal", log=home / "log",
-    )  # fmt: skip
-    try:
-        wait_for_port(port, process, home / "log")
+        "--master", "local[2]", *arguments, "spark-internal", port=port, log=home / "log",
+    ):  # fmt: skip
         yield f"sc://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import SessionNotSameException, StreamingQueryException
-from support.handles import take_all
+from support.handles import take_all, until
 from support.harness import (
     Stream,
     copy_checkpoint,
@@ -25,7 +25,6 @@ from support.harness import (
     numbered,
     publish,
     publish_stream,
-    until,
 )
 from support.tables import group_ledger_of, messages_of
 

@@ -352,7 +352,7 @@ def test_another_process_shows_itself_until_it_is_killed(tmp_path: Path, limits:
     group = queue.group().ensure()
     process = start(work_for_ever, queue.path)
     try:
-        until(group.workers, 60)
+        until(group.workers)
         assert [worker.process_id for worker in group.workers()] == [process.pid]
     finally:
         process.kill()

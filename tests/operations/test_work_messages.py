@@ -382,7 +382,7 @@ def test_until_settled_waits_for_delayed_messages_and_retries(
         return bool(done)
 
     with worker.working(queue.group(), handle, mode=mode, until="settled") as done:
-        until(step, 120)  # 31 steps, each of which asks a store twice
+        until(step)  # 31 steps, each of which asks a store twice
     assert sorted(seen) == [1, 1, 2, 3]
     assert counts(queue) == {"acked": 2}
 

@@ -122,7 +122,7 @@ def test_if_all_threads_hang_a_warning_says_so_and_ready_messages_wait(
         """It has no thread for the next message, and does not end without it."""
         until(lambda: "all handlers have exceeded their time limit of 0.15s" in caplog.text)
         before = len(looks)
-        until(lambda: len(looks) > before, 5)
+        until(lambda: len(looks) > before)
         return seen == ["slow"]
 
     with hanging(has_waited) as released:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.handles import until
+from support.servers import free_port
 
 from spark_mq import Queue
 
@@ -98,7 +98,7 @@ def test_a_worker_that_is_stopped_finishes_what_it_handles(image: Image) -> None
         "spark-mq-test-worker", "spark-mq:test", "work", "/queues/billing.py:handle",
         "-q", "/queues/orders", "-g", "billing", "--max-messages", "2", "-o", "json",
     )  # fmt: skip
-    until((image.folder / "started").exists, 300)
+    until((image.folder / "started").exists, seconds=300)
     image.stop("spark-mq-test-worker", seconds=30)
     out, _ = worker.communicate(timeout=120)
     assert worker.returncode == 0, out
@@ -111,9 +111,7 @@ def test_a_sweep_runs_once_and_ends(image: Image) -> None:
 
 
 def test_the_page_answers_and_ends_after_sigterm(image: Image) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     page = image.start("spark-mq-test-web", "spark-mq:test", "web", "/queues", "--port", str(port))
 
     def answers() -> bool:
@@ -123,7 +121,7 @@ def test_the_page_answers_and_ends_after_sigterm(image: Image) -> None:
         except (urllib.error.URLError, ConnectionError):
             return False
 
-    until(answers, 300)
+    until(answers, seconds=300)
     image.stop("spark-mq-test-web", seconds=20)
     out, _ = page.communicate(timeout=120)
     assert page.returncode == 0, out

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
-from support.harness import until
+from support.handles import until
 from support.spark_session import new_session
 
 pytestmark = [pytest.mark.slow, pytest.mark.delta]

@@ -19,6 +19,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from support import harness
 from support.blocks import ROOT
+from support.handles import until
 from support.harness import (
     Death,
     Freezer,
@@ -28,7 +29,6 @@ from support.harness import (
     make_queue,
     numbered,
     session_with,
-    until,
     values,
 )
 from support.marks import slow

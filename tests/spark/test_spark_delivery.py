@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
-from support.harness import Stream, finish, numbered, start, until, values
+from support.handles import until
+from support.harness import Stream, finish, numbered, start, values
 from support.having import having
 
 from spark_mq import Message, Queue

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from support.delta_readers import TABLES, by_protocol, make_tables, normal
-from support.harness import Stream, configured, make_queue, until, values
+from support.handles import until
+from support.harness import Stream, configured, make_queue, values
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Queue, errors

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Stream, make_queue, until
+from support.handles import until
+from support.harness import Stream, make_queue
 
 from spark_mq.spark import SparkMQListener, StreamProgress
 

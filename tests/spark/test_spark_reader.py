@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
+from support.handles import until
 from support.harness import (
     Sink,
     Stream,
@@ -23,7 +24,6 @@ from support.harness import (
     configured,
     make_queue,
     numbered,
-    until,
     values,
 )
 from support.limits import Limits

@@ -3,7 +3,8 @@
 It has no JAR for a store: the source and the sink bring their own access.
 """
 
+from support.faulty_store import proxy
 from support.queues import clock
 from support.spark_session import spark
 
-__all__ = ["clock", "spark"]
+__all__ = ["clock", "proxy", "spark"]

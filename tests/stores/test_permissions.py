@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from support.blocks import ROOT, blocks_of
-from support.s3_requests import Requests, counting
+from support.relays import Requests, counting
 from support.stores import RemoteStore
 
 from spark_mq import Message, Queue

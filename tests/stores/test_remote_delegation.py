@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
@@ -23,16 +22,10 @@ __all__ = ["machines", "pool", "processes"]
 
 
 @pytest.fixture
-def faulty(remote: RemoteStore) -> Iterator[FaultyStore]:
-    with FaultyStore(remote) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def queue(faulty: FaultyStore, remote: RemoteStore, limits: Limits) -> Queue:
+def queue(proxy: FaultyStore, remote: RemoteStore, limits: Limits) -> Queue:
     """A queue behind the proxy, whose handle thinks that others compete."""
     limits(turn_seconds=0.0)
-    options = {**faulty.options, "backoff_config.init_backoff": "1ms"}
+    options = {**proxy.options, "backoff_config.init_backoff": "1ms"}
     queue = Queue.create(remote.new_path(), storage_options=options)
     queue.publish([str(n) for n in range(20)])
     queue.group().ensure()
@@ -61,25 +54,25 @@ def sequences(lease: Lease) -> set[int]:
     ],
 )  # fmt: skip
 def test_a_fault_at_any_request_runs_each_operation_once(
-    queue: Queue, faulty: FaultyStore, limits: Limits, *, fault: str, method: str, part: str
+    queue: Queue, proxy: FaultyStore, limits: Limits, *, fault: str, method: str, part: str
 ) -> None:
     if (method, part) == ("GET", FOLDER):
         limits(name_bytes=0)  # so that requests have content
     other = again(queue)
     post_lease(other, 3)
-    faulty.once(fault, method, part)
+    proxy.once(fault, method, part)
     lease = queue.group().lease("w", max_messages=4)
     assert lease is not None
     assert len(sequences(lease)) == 4
     held = {one.worker_id: one.messages for one in other.group().leases()}
     # A request whose file cannot be read is left to its own writer.
     assert held in ({"w": 4, "delegated": 3}, {"w": 4})
-    assert faulty.met() == 1 or method == "DELETE"
+    assert proxy.met() == 1 or method == "DELETE"
 
 
 @pytest.mark.usefixtures("machines")
 def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
-    queue: Queue, faulty: FaultyStore, remote: RemoteStore, pool: ThreadPoolExecutor
+    queue: Queue, proxy: FaultyStore, remote: RemoteStore, pool: ThreadPoolExecutor
 ) -> None:
     """Four writers with locks of their own, as on four machines."""
     options = context_of(queue).storage_options
@@ -93,7 +86,7 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
             done.extend(found)
         return done
 
-    faulty.often(0.02, 7)
+    proxy.often(0.02, 7)
     done = [sequence for each in pool.map(work, range(4)) for sequence in each]
     assert len(done) == len(set(done)) == 80
     stats = Queue.open(queue.path, storage_options=remote.options).group().stats()

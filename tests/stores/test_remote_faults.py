@@ -4,8 +4,6 @@ publish, nothing lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.faulty_store import AFTER, BEFORE, CONFLICT, REFUSED, RESET, SLOW, FaultyStore
 from support.readers import opened, reads_beside_a_writer
@@ -20,20 +18,14 @@ FAULTS = [BEFORE, AFTER, RESET, SLOW, CONFLICT]
 
 
 @pytest.fixture
-def faulty(remote: RemoteStore) -> Iterator[FaultyStore]:
-    with FaultyStore(remote) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def path(remote: RemoteStore) -> str:
     return remote.new_path()
 
 
 @pytest.fixture
-def queue(faulty: FaultyStore, remote: RemoteStore, path: str, clock: ManualClock) -> Queue:
+def queue(proxy: FaultyStore, remote: RemoteStore, path: str, clock: ManualClock) -> Queue:
     """A queue that is reached through the proxy."""
-    return Queue.create(path, storage_options=faulty.options, clock=clock)
+    return Queue.create(path, storage_options=proxy.options, clock=clock)
 
 
 @pytest.fixture
@@ -45,11 +37,11 @@ def other(queue: Queue, remote: RemoteStore, clock: ManualClock) -> Queue:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("part", ["messages/_delta_log", "messages/part-"])
 def test_a_publish_lands_once(
-    queue: Queue, other: Queue, faulty: FaultyStore, fault: str, part: str
+    queue: Queue, other: Queue, proxy: FaultyStore, fault: str, part: str
 ) -> None:
-    faulty.once(fault, "PUT", part)
+    proxy.once(fault, "PUT", part)
     receipt = queue.publish(["a", "b"])
-    assert faulty.met() == 1
+    assert proxy.met() == 1
     lease = other.group().lease("w", max_messages=10)
     assert [(m.sequence, m.value) for m in lease.messages] == list(
         zip(receipt.sequences, (b"a", b"b"), strict=True)
@@ -58,36 +50,36 @@ def test_a_publish_lands_once(
 
 @pytest.mark.parametrize("fault", [BEFORE, REFUSED])
 def test_only_a_refused_publish_says_that_nothing_was_changed(
-    other: Queue, faulty: FaultyStore, fault: str
+    other: Queue, proxy: FaultyStore, fault: str
 ) -> None:
-    options = {**faulty.options, "max_retries": "1", "backoff_config.init_backoff": "1ms"}
+    options = {**proxy.options, "max_retries": "1", "backoff_config.init_backoff": "1ms"}
     queue = Queue.open(other.path, storage_options=options)
-    faulty.always(fault, "PUT", "messages/_delta_log")
+    proxy.always(fault, "PUT", "messages/_delta_log")
     with pytest.raises(StorageError) as raised:
         queue.publish("a")
     assert raised.value.landed is (False if fault == REFUSED else None)
 
 
 def test_a_store_that_is_busy_with_a_name_for_ever_is_not_out_of_reach(
-    queue: Queue, faulty: FaultyStore
+    queue: Queue, proxy: FaultyStore
 ) -> None:
-    faulty.always(CONFLICT, "PUT", "messages/part-")
+    proxy.always(CONFLICT, "PUT", "messages/part-")
     with pytest.raises(StorageError, match=r"Other requests .* were in the way") as raised:
         queue.publish("a")
     assert raised.value.landed is False
-    assert faulty.met() > 2
+    assert proxy.met() > 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("part", ["leases/_delta_log", "leases/consumer_group"])
 def test_a_lease_whose_reply_is_lost_is_taken_once(
-    queue: Queue, other: Queue, faulty: FaultyStore, fault: str, part: str
+    queue: Queue, other: Queue, proxy: FaultyStore, fault: str, part: str
 ) -> None:
     queue.publish(["a", "b"])
     queue.group().ensure()
-    faulty.once(fault, "PUT", part)
+    proxy.once(fault, "PUT", part)
     lease = queue.group().lease("w", max_messages=1)
-    assert faulty.met() == 1
+    assert proxy.met() == 1
     assert lease.messages[0].delivery_count == 1
     assert other.group().stats().leased == 1
 
@@ -99,12 +91,12 @@ def states(other: Queue) -> list[str]:
 
 
 def test_a_file_that_a_store_refuses_after_the_commit_is_left_to_the_sweep(
-    queue: Queue, other: Queue, faulty: FaultyStore, caplog: pytest.LogCaptureFixture
+    queue: Queue, other: Queue, proxy: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has its rows, so nothing is lost but what SQL sees until then."""
     queue.publish(["a", "b"])
     queue.group().lease("w", max_messages=1)
-    faulty.always(REFUSED, "PUT", "leases/consumer_group")
+    proxy.always(REFUSED, "PUT", "leases/consumer_group")
     lease = queue.group().lease("w", max_messages=1)
     assert [m.value for m in lease.messages] == [b"b"]
     assert "is left to the next sweep" in caplog.text
@@ -116,13 +108,13 @@ def test_a_file_that_a_store_refuses_after_the_commit_is_left_to_the_sweep(
 
 
 def test_a_process_that_may_not_write_files_changes_nothing(
-    other: Queue, faulty: FaultyStore
+    other: Queue, proxy: FaultyStore
 ) -> None:
     other.publish(["a", "b"])
     other.group().ensure()
-    faulty.always(REFUSED, "PUT", "leases/consumer_group")
+    proxy.always(REFUSED, "PUT", "leases/consumer_group")
     with pytest.raises(StorageError) as raised:
-        Queue.open(other.path, storage_options=faulty.options).group().lease("w")
+        Queue.open(other.path, storage_options=proxy.options).group().lease("w")
     assert raised.value.landed is False
     assert other.group().stats().leased == 0
 
@@ -137,14 +129,14 @@ def test_a_reader_beside_a_busy_writer_never_misses_a_file(other: Queue) -> None
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
 def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
-    queue: Queue, other: Queue, faulty: FaultyStore, fault: str, verb: str
+    queue: Queue, other: Queue, proxy: FaultyStore, fault: str, verb: str
 ) -> None:
     queue.publish(["a", "b"])
     lease = queue.group().lease("w", max_messages=2)
     assert lease is not None
-    faulty.once(fault, "PUT", "leases/_delta_log")
+    proxy.once(fault, "PUT", "leases/_delta_log")
     assert getattr(lease, verb)().settled == 2
-    assert faulty.met() == 1
+    assert proxy.met() == 1
     (reported,) = {
         (r.state, r.delivery_count) for r in group_ledger_of(other.group()).current()
     } or {("settled", 1)}
@@ -160,9 +152,9 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(
-    queue: Queue, other: Queue, faulty: FaultyStore, seed: int
+    queue: Queue, other: Queue, proxy: FaultyStore, seed: int
 ) -> None:
-    faulty.often(0.03, seed)
+    proxy.often(0.03, seed)
     published, acked = set(), set()
     for _ in range(4):
         published |= set(queue.publish([str(n) for n in range(5)]).sequences)
@@ -174,7 +166,7 @@ def test_a_store_that_fails_all_the_time_loses_and_doubles_nothing(
     while (lease := queue.group().lease("w", max_messages=7)) is not None:
         assert lease.ack().settled == len(lease)
         acked |= {m.sequence for m in lease.messages}
-    assert faulty.met() > 3
+    assert proxy.met() > 3
     assert acked == published
     assert other.group().stats().acked == len(published) == messages_of(other).index().total
 

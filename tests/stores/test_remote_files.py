@@ -109,17 +109,18 @@ def test_writes_into_a_folder_that_is_just_deleted_succeed(store: ObjectStore) -
 
 
 @pytest.mark.parametrize("fault", [BEFORE, AFTER, RESET])
-def test_a_create_that_meets_a_fault_leaves_the_whole_file(remote: RemoteStore, fault: str) -> None:
-    with FaultyStore(remote) as proxy:
-        options = {**proxy.options, "backoff_config.init_backoff": "1ms"}
-        store = ObjectStore(remote.new_path(), options)
-        proxy.once(fault, "PUT", "file")
-        try:
-            store.create("file", b"mine")
-        except (FileExistsError, OSError):
-            assert fault != BEFORE  # an answer was lost: the caller has to look
-        assert store.read("file") == b"mine"
-        assert proxy.met() == 1
+def test_a_create_that_meets_a_fault_leaves_the_whole_file(
+    remote: RemoteStore, proxy: FaultyStore, fault: str
+) -> None:
+    options = {**proxy.options, "backoff_config.init_backoff": "1ms"}
+    store = ObjectStore(remote.new_path(), options)
+    proxy.once(fault, "PUT", "file")
+    try:
+        store.create("file", b"mine")
+    except (FileExistsError, OSError):
+        assert fault != BEFORE  # an answer was lost: the caller has to look
+    assert store.read("file") == b"mine"
+    assert proxy.met() == 1
 
 
 def in_a_fork(store: ObjectStore) -> str:

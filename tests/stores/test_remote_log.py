@@ -8,7 +8,6 @@ itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -26,12 +25,6 @@ from support.tables import checkpoint, ledgers_of, messages_of
 from spark_mq import Queue
 from spark_mq.storage.delegated_commands import FOLDER, LOOK_EVERY
 from spark_mq.testing import ManualClock
-
-
-@pytest.fixture
-def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
-    with FaultyStore(remote) as running:
-        yield running
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 from support.blocks import ROOT
-from support.s3_requests import Requests, counting
+from support.relays import Requests, counting
 from support.stores import RemoteStore
 from support.tables import context_of, group_ledger_of
 

@@ -11,8 +11,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.s3_endpoint import Relay, serving
-from support.s3_requests import Requests, counting
+from support.relays import Relay, Requests, counting, serving
 from support.stores import RemoteStore
 
 from spark_mq.delta.object_store import ObjectStore
@@ -116,16 +115,12 @@ def test_a_panic_during_a_call_is_an_os_error(remote: RemoteStore) -> None:
     assert SECRET not in short_repr(caught.value)
 
 
-class Answering(Relay):
-    """An endpoint that refuses all, and quotes what it was sent."""
-
-    status = 403
-
-    def serve(self, body: bytes) -> None:
-        signed = self.headers.get("Authorization", "")
-        text = f"<Error><AWSAccessKeyId>{SIGNED}</AWSAccessKeyId>"
-        text += f"<StringToSign>{SIGNED}</StringToSign><Message>{SECRET} {signed} http://h/b?sv={SIGNED}&amp;x=1</Message></Error>"
-        self.answer(self.status, text.encode(), {})
+def refuse(to: Relay, status: int) -> None:
+    """Refuse a request, and quote what was sent."""
+    signed = to.headers.get("Authorization", "")
+    text = f"<Error><AWSAccessKeyId>{SIGNED}</AWSAccessKeyId>"
+    text += f"<StringToSign>{SIGNED}</StringToSign><Message>{SECRET} {signed} http://h/b?sv={SIGNED}&amp;x=1</Message></Error>"
+    to.answer(status, text.encode(), {})
 
 
 @pytest.mark.parametrize("status", [401, 403, 400, 500])
@@ -133,7 +128,7 @@ def test_no_secret_is_in_the_error_of_a_refusal(remote: RemoteStore, status: int
     key = "AKIAIOSFODNN7EXAMPLE"
     options = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": SECRET}
     kind = PermissionError if status in (401, 403) else OSError
-    with serving(type("Refusing", (Answering,), {"status": status})) as url:
+    with serving(lambda to, _: refuse(to, status)) as url:
         store = failing(remote, AWS_ENDPOINT_URL=url, **options)
         for call in (store.read, store.open, lambda path: store.create(path, b"1"), store.list):
             with pytest.raises(kind, match="queues/q/file") as caught:
@@ -153,25 +148,20 @@ def test_keys_of_the_environment_work_and_stay_hidden(
         assert store.read("file") == b"1"
 
 
-class Machine(Relay):
-    """The metadata of a machine that has a role, and a store that takes all from it."""
-
-    asked: list[dict[str, str]]
-
-    def serve(self, body: bytes) -> None:
-        self.asked.append({name.lower(): value for name, value in self.headers.items()})
-        role = {
-            "AccessKeyId": "AKIAROLE",
-            "SecretAccessKey": "role-secret",
-            "Token": "role-token",
-            "Expiration": "2999-01-01T00:00:00Z",
-            "LastUpdated": "2020-01-01T00:00:00Z",
-            "Code": "Success",
-            "Type": "AWS-HMAC",
-        }
-        answers = {"token": b"imds", "security-credentials/": b"queue-role", "file": b""}
-        end = next((end for end in answers if self.path.endswith(end)), "")
-        self.answer(200, answers.get(end, json.dumps(role).encode()), {"ETag": '"1"'})
+def answer_as_machine(to: Relay) -> None:
+    """Be the metadata of a machine that has a role, and a store that takes all from it."""
+    role = {
+        "AccessKeyId": "AKIAROLE",
+        "SecretAccessKey": "role-secret",
+        "Token": "role-token",
+        "Expiration": "2999-01-01T00:00:00Z",
+        "LastUpdated": "2020-01-01T00:00:00Z",
+        "Code": "Success",
+        "Type": "AWS-HMAC",
+    }
+    answers = {"token": b"imds", "security-credentials/": b"queue-role", "file": b""}
+    end = next((end for end in answers if to.path.endswith(end)), "")
+    to.answer(200, answers.get(end, json.dumps(role).encode()), {"ETag": '"1"'})
 
 
 def test_without_keys_the_role_of_the_machine_is_used(
@@ -181,7 +171,12 @@ def test_without_keys_the_role_of_the_machine_is_used(
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
     asked: list[dict[str, str]] = []
-    with serving(type("Role", (Machine,), {"asked": asked})) as url:
+
+    def serve(to: Relay, _: bytes) -> None:
+        asked.append({name.lower(): value for name, value in to.headers.items()})
+        answer_as_machine(to)
+
+    with serving(serve) as url:
         keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         options = {k: v for k, v in remote.options_at(url).items() if k not in keys}
         store = ObjectStore("s3://queues/q", {**options, "AWS_METADATA_ENDPOINT": url})

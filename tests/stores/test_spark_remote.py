@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ def process(batch, lease):
 @pytest.fixture
 def queue(remote: RemoteStore) -> Queue:
     return make_queue(remote.new_path(), storage_options=remote.options)
-
-
-@pytest.fixture
-def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
-    with FaultyStore(remote) as running:
-        yield running
 
 
 def spark_options(queue: Queue, proxy: FaultyStore | None = None) -> dict[str, str]:

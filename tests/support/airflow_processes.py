@@ -6,15 +6,15 @@ import collections
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from spark_mq import Queue
+from support.handles import until
+from support.servers import free_port
 
 __all__ = ["Airflow"]
 
@@ -26,9 +26,7 @@ class Airflow:
 
     def __init__(self, home: Path, queue: Queue) -> None:
         self.home = home
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = port = found.getsockname()[1]
+        self.port = port = free_port()
         self.env = {
             **os.environ,
             "ORDERS_QUEUE": queue.path,
@@ -81,10 +79,6 @@ class Airflow:
     def thaw(self, process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGCONT)
 
-    def answers(self) -> bool:
-        with socket.socket() as tried:
-            return tried.connect_ex(("127.0.0.1", self.port)) == 0
-
     def rows(self, query: str) -> list[tuple]:
         place = f"file:{self.home / 'airflow.db'}?mode=ro"
         with sqlite3.connect(place, uri=True, timeout=30) as connection:
@@ -119,9 +113,8 @@ class Airflow:
             for log in self.home.glob("*.log")
         )
 
-    def until(self, holds: Callable[[], object], seconds: float = 180) -> None:
-        """Wait for a condition."""
-        end = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.05)
+    __str__ = logs
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition. If it never comes true, the logs are shown."""
+        until(condition, self)

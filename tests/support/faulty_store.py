@@ -11,19 +11,20 @@ import json
 import random
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 from urllib.parse import unquote, urlsplit
 
-from .s3_endpoint import Relay, relay
+import pytest
+
+from .relays import Relay, relay, running
 from .stores import RemoteStore
 
-__all__ = ["AFTER", "BEFORE", "CONFLICT", "REFUSED", "RESET", "SLOW", "FaultyStore"]
+__all__ = ["AFTER", "BEFORE", "CONFLICT", "REFUSED", "RESET", "SLOW", "FaultyStore", "proxy"]
 
 BEFORE: Final = "500 before"
 AFTER: Final = "500 after"
@@ -38,25 +39,11 @@ CONTROL: Final = "/__faults"
 class FaultyStore:
     """The proxy, as tests have it.
 
-    ``url`` and ``options`` take the place of the real ones. A context manager.
+    ``url`` and ``options`` take the place of the real ones.
     """
 
-    def __init__(self, store: RemoteStore) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, store.url],
-            cwd=Path(__file__).parents[1],  # for -m to find this package
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.url = self._process.stdout.readline().strip()
-        self.options = store.options_at(self.url)
-
-    def __enter__(self) -> FaultyStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        self.url, self.options = url, options
 
     def once(self, fault: str, method: str, part: str) -> None:
         """The next request with this method and `part` in its path meets the fault.
@@ -90,6 +77,12 @@ class FaultyStore:
             urllib.request.Request(self.url + CONTROL, data=data), timeout=30
         ) as reply:
             return json.load(reply)
+
+
+@pytest.fixture
+def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
+    with running("faulty_store", remote.url) as url:
+        yield FaultyStore(url, remote.options_at(url))
 
 
 class _Faults:

@@ -15,7 +15,7 @@ import uuid
 from typing import ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from .s3_endpoint import Relay, relay
+from .relays import Relay, relay
 
 Reply = tuple[int, bytes, dict[str, str]]
 

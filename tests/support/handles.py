@@ -110,12 +110,20 @@ def end_checkpoints() -> None:
     end_threads("checkpoint-")
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Waits for a condition, for so long at most."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        pause.wait(0.002)
+def until(
+    condition: Callable[[], Any], what: object = "it came to that", seconds: float = 150.0
+) -> Any:
+    """Wait until a condition is true, and return it. Fail if it never comes true.
+
+    That is far later than it takes, so that a busy machine fails no test.
+    """
+    deadline, pause = time.monotonic() + seconds, 0.002
+    never = threading.Event()  # some tests take time.sleep away
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        never.wait(pause)
+        pause = min(1.2 * pause, 0.05)
+    return found
 
 
 def once(**what: Any) -> Injected:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq import Queue
+from support.handles import until
 from support.tables import add_file, context_of, fresh_log, messages_of
 
 if TYPE_CHECKING:
@@ -199,25 +199,12 @@ class Freezer:
 
     def wait(self, query: Any) -> None:
         """Until the driver of a query has come here."""
-        deadline = time.monotonic() + PATIENCE
-        while not self.reached.wait(0.2) and query.isActive and time.monotonic() < deadline:
-            pass
-        assert self.reached.is_set(), (
-            f"the driver never came to where it should freeze: {query.exception() or query.status}"
-        )
+        until(lambda: self.reached.is_set() or not query.isActive, "the driver came here")
+        assert self.reached.is_set(), query.exception() or query.status
 
 
 class Death(Exception):
     """What kills a driver at a place of a test's choice."""
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Waits until a condition is true, and returns it."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.05)
-    return found
 
 
 def copy_checkpoint(source: Path, target: Path) -> Path:

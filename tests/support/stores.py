@@ -9,12 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +22,8 @@ from obstore import exceptions
 from pyarrow import fs
 
 from spark_mq.delta.storage_options import store_options
+from support.relays import running
+from support.servers import free_port, server
 
 __all__ = ["SERVERS", "STORES", "RemoteStore", "race", "s3_options", "started", "versitygw"]
 
@@ -120,25 +117,15 @@ def fake_gcs() -> Iterator[RemoteStore]:
             "fake-gcs-server", "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1",
             "-public-host", "127.0.0.1", "-port", "{port}",
         ) as target,
-        subprocess.Popen(
-            [sys.executable, "-m", "support.gcs_proxy", target],
-            cwd=Path(__file__).parents[1],  # for -m to find this package
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as proxy,
+        running("gcs_proxy", target) as url,
     ):  # fmt: skip
-        try:
-            assert proxy.stdout is not None
-            url = proxy.stdout.readline().strip()
-            made = urllib.request.Request(
-                f"{target}/storage/v1/b",
-                json.dumps({"name": BUCKET}).encode(),
-                {"Content-Type": "application/json"},
-            )
-            urllib.request.urlopen(made, timeout=30).close()
-            yield _raced(RemoteStore("gcs", f"gs://{BUCKET}", url, "private-key", google_options))
-        finally:
-            proxy.kill()
+        made = urllib.request.Request(
+            f"{target}/storage/v1/b",
+            json.dumps({"name": BUCKET}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(made, timeout=30).close()
+        yield _raced(RemoteStore("gcs", f"gs://{BUCKET}", url, "private-key", google_options))
 
 
 SERVERS: Final[dict[str, Callable[[], contextlib.AbstractContextManager[RemoteStore]]]] = {
@@ -228,23 +215,7 @@ def started(
     """Run a server until the block ends. Its address is known once it answers."""
     path = STORES / program
     assert path.exists(), f"{program} is not installed: run scripts/install-store {program}"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    quiet = subprocess.DEVNULL
-    server = subprocess.Popen(
-        [str(path), *(one.format(port=port) for one in arguments)],
-        stdin=quiet, stdout=quiet, stderr=quiet, env={**os.environ, **(environment or {})},
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            assert server.poll() is None, f"{program} did not start"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert time.monotonic() < deadline, f"{program} does not answer"
-            time.sleep(0.05)
+    port = free_port()
+    words = [word.format(port=port) for word in arguments]
+    with server([path, *words], port, **(environment or {})):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 
 import pytest
 from support.byte_store import VERBS, ByteStore, Call
+from support.servers import free_port
 
 from spark_mq import Queue
 from spark_mq.delta.storage_options import store_options
@@ -20,10 +20,7 @@ def closed_port(monkeypatch: pytest.MonkeyPatch) -> int:
     for name in os.environ:
         if name.upper().startswith(("AWS_", "AZURE_", "GOOGLE_")):
             monkeypatch.delenv(name)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
+    return free_port()
 
 
 def text_of(byte_store: ByteStore, path: str, error: OSError) -> str:

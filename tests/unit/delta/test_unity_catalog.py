@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.catalog import TOKEN, CatalogStandIn, keys, volume
 from support.handles import side_by_side
+from support.relays import Relay, serving
+from support.servers import free_port
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore, absolute_path
@@ -18,12 +20,70 @@ from spark_mq.delta.storage_options import is_secret, store_options
 from spark_mq.errors import InvalidOption, StorageError
 from spark_mq.integrations.unity_catalog import VendedCredentials, catalog_server, locate
 
+TOKEN = "dapi-secret-of-the-catalog"
 FILES = "uc://main.app.files/queues/orders"
+
+
+class CatalogStandIn:
+    """Serves one external volume ``main.app.files`` and one table ``main.app.queue``.
+
+    `answers` has the status and body of each path, which a test may change. `asked` lists the paths
+    and bodies of all requests that gave the token.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[tuple[str, Any]] = []
+        table = {"table_id": "t-1", "table_type": "EXTERNAL", "storage_location": "s3://b/q"}
+        self.answers: dict[str, tuple[int, Any]] = {
+            "/volumes/main.app.files": (200, volume()),
+            "/tables/main.app.queue": (200, table),
+            "/temporary-volume-credentials": (200, keys("one")),
+            "/temporary-table-credentials": (200, keys("two")),
+        }
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"databricks_host": self.url, "databricks_token": TOKEN}
+
+    def serve(self, to: Relay, body: bytes) -> None:
+        path = to.path.removeprefix("/api/2.1/unity-catalog")
+        status, found = 401, {"error_code": "UNAUTHENTICATED", "message": "who are you?"}
+        if to.headers["Authorization"] == f"Bearer {TOKEN}":
+            self.asked.append((path, json.loads(body) if body else None))
+            missing = {"error_code": "NOT_FOUND", "message": f"{path} is not there"}
+            status, found = self.answers.get(path, (404, missing))
+        data = found if isinstance(found, bytes) else json.dumps(found).encode()
+        to.answer(status, data, {"Location": data.decode()} if 300 <= status < 400 else {})
+
+
+def volume(**others: Any) -> dict[str, Any]:
+    """Return what a catalog says of an external volume."""
+    named = {"volume_id": "v-1", "volume_type": "EXTERNAL", "storage_location": "s3://bucket/files"}
+    return {**named, **others}
+
+
+def keys(name: str, until: float | None = None) -> dict[str, Any]:
+    """Return an answer with credentials that expire at a time in seconds since 1970, or never."""
+    given = {
+        "access_key_id": f"{name}-id",
+        "secret_access_key": f"{name}-secret-key",
+        "session_token": f"{name}-session-token",
+    }
+    expires = {} if until is None else {"expiration_time": int(until * 1000)}
+    return {"aws_temp_credentials": given, **expires}
+
+
+@contextmanager
+def running_catalog() -> Iterator[CatalogStandIn]:
+    catalog = CatalogStandIn()
+    with serving(catalog.serve) as catalog.url:
+        yield catalog
 
 
 @pytest.fixture
 def catalog() -> Iterator[CatalogStandIn]:
-    with closing(CatalogStandIn()) as running:
+    with running_catalog() as running:
         yield running
 
 
@@ -199,7 +259,7 @@ def test_a_catalog_of_the_environment_that_is_down_is_a_store_out_of_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = CatalogStandIn()
-    gone.close()
+    gone.url = f"http://127.0.0.1:{free_port()}"
     for name, value in gone.options.items():
         monkeypatch.setenv(name.upper(), value)
     with pytest.raises(StorageError, match=r"gave no answer.*Retry"):
@@ -214,7 +274,7 @@ def test_an_answer_that_is_no_catalogs_is_named(catalog: CatalogStandIn, body: b
 
 
 def test_the_token_follows_no_redirect(catalog: CatalogStandIn) -> None:
-    with closing(CatalogStandIn()) as other:
+    with running_catalog() as other:
         catalog.answers["/volumes/main.app.files"] = 302, f"{other.url}/stolen".encode()
         with pytest.raises(StorageError, match="answered 302"):
             Queue.open(FILES, storage_options=catalog.options)

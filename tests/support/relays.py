@@ -1,16 +1,22 @@
-"""Start proxies in front of an S3 endpoint."""
+"""Servers that answer as a test says, and proxies in front of a store."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["Relay", "relay", "serving"]
+__all__ = ["Relay", "Requests", "counting", "relay", "running", "serving"]
+
+Requests = list[tuple[str, str, dict[str, str]]]
+"""Method, path and headers of each request."""
 
 
 _OF_A_CONNECTION = ("transfer-encoding", "connection", "content-length", "date", "server")
@@ -72,9 +78,32 @@ def relay(handler: type[Relay], endpoint: str) -> ThreadingHTTPServer:
 
 
 @contextlib.contextmanager
-def serving(handler: type[Relay], endpoint: str = "http://127.0.0.1:1") -> Iterator[str]:
-    """Run a proxy in a thread. Yield its address."""
-    server = relay(handler, endpoint)
+def running(module: str, endpoint: str) -> Iterator[str]:
+    """Run a proxy of this package as a program. Yield its address."""
+    with subprocess.Popen(
+        [sys.executable, "-m", f"support.{module}", endpoint],
+        cwd=Path(__file__).parents[1],  # for -m to find this package
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def serving(
+    serve: Callable[[Relay, bytes], None], endpoint: str = "http://127.0.0.1:1"
+) -> Iterator[str]:
+    """Let a function serve each request, by a thread for each connection. Yield the address."""
+
+    class Serving(Relay):
+        def serve(self, body: bytes) -> None:
+            serve(self, body)
+
+    server = relay(Serving, endpoint)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -83,3 +112,16 @@ def serving(handler: type[Relay], endpoint: str = "http://127.0.0.1:1") -> Itera
         server.shutdown()
         server.server_close()
         thread.join(60)
+
+
+@contextlib.contextmanager
+def counting(endpoint: str) -> Iterator[tuple[str, Requests]]:
+    """The address of a proxy in front of an endpoint, and the requests that went through."""
+    seen: Requests = []
+
+    def serve(to: Relay, body: bytes) -> None:
+        seen.append((to.command, to.path, {k.lower(): v for k, v in to.headers.items()}))
+        to.answer(*to.forward(body))
+
+    with serving(serve, endpoint) as url:
+        yield url, seen
