@@ -9,7 +9,6 @@ that there must be at least.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import signal
@@ -17,31 +16,17 @@ from collections import Counter
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.checker import check, check_queue, dead_letters, history, published
-from support.crash_points import CASES, Case, Clock, StoredCheckpoint, child
+from support.crash_points import CASES, Case, Clock, StoredCheckpoint, child, run
 from support.handles import lease, leased
 from support.order_checker import check_order_of_queue, keys_of
 from support.tables import messages_of
 
 from spark_mq import Queue, errors
 
-# Forked from a server that has imported all and started nothing: 20 ms a process.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "pytest",
-        "spark_mq.queue",
-        "spark_mq.delta.memory_files",
-        "spark_mq.maintenance.sweep",
-        "spark_mq.operations.history",
-        "spark_mq.operations.trace",
-        "spark_mq.streaming.source",
-        "spark_mq.worker.run",
-    ]
-)
+pytestmark = pytest.mark.usefixtures("failing_calls")
 
 PUBLISH = ["replace of a data file of messages/", "commit 'publish' of messages/"]
 OF_LEDGERS = {"group": "create group", "seek": "seek", "configure": "configure",
@@ -82,23 +67,6 @@ WANTED = {
 }  # fmt: skip
 
 
-def run(
-    case: Case | None, path: Path, die_at: int | None = None
-) -> tuple[int | None, dict[str, list[Any]]]:
-    """Runs the operation in a process of its own. Its exit code, and what it said."""
-    ours, theirs = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=child, args=(case and case.name, str(path), die_at, theirs))
-    process.start()
-    theirs.close()
-    reported: dict[str, list[Any]] = {"reported": [], "points": []}
-    with contextlib.suppress(EOFError):  # its end
-        while True:
-            kind, what = ours.recv()
-            reported[kind] += what
-    process.join(60)
-    return process.exitcode, reported
-
-
 def prepared(case: Case, folder: Path) -> tuple[Path, Path]:
     """Make the queue of a case, and a copy of it."""
     settings = {"visibility_timeout": "10m", "retry_delay": "1s", **(case.settings or {})}
@@ -126,7 +94,7 @@ def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(
     case: Case, step: int, tmp_path: Path
 ) -> None:
     path, template = prepared(case, tmp_path)
-    code, reported = run(case, path)
+    code, reported = run(child, case.name, str(path), None)
     assert code == 0
     points = reported["points"]
     for wanted in WANTED[case.name]:
@@ -135,7 +103,7 @@ def test_killed_at_every_point_nothing_is_lost_and_nothing_owned_twice(
     for at, point in list(enumerate(points))[len(points) // 2 % step :: step]:
         shutil.rmtree(path)
         shutil.copytree(template, path)
-        code, reported = run(case, path, at)
+        code, reported = run(child, case.name, str(path), at)
         assert code == -signal.SIGKILL, f"it did not die {point} (number {at})"
         found += checked(case, path, reported["reported"], f"killed {point} (number {at})")
     print(f"{case.name}: {len(points)} points, {dict(found)}")
@@ -243,7 +211,7 @@ EXTRA = {
 
 
 def test_a_queue_whose_creation_was_killed_can_be_created(tmp_path: Path) -> None:
-    code, reported = run(None, tmp_path / "whole")
+    code, reported = run(child, None, str(tmp_path / "whole"), None)
     assert code == 0
     points = reported["points"]
     created = [p for p in points if p.startswith("before creation") and p.endswith("/")]
@@ -252,7 +220,7 @@ def test_a_queue_whose_creation_was_killed_can_be_created(tmp_path: Path) -> Non
         if point.startswith("after") and at + 1 < len(points):
             continue  # nothing changes until the next step, so the disk is as before that
         path = tmp_path / str(at)
-        assert run(None, path, at)[0] == -signal.SIGKILL, point
+        assert run(child, None, str(path), at)[0] == -signal.SIGKILL, point
         use(path, point)
 
 

@@ -16,14 +16,17 @@ from pathlib import Path
 
 import pytest
 from support.crash_points import CASES, Case, publish, take
-from support.failing_calls import Runner, Try, build
+from support.failing_calls import Try, attempt
 from support.handles import take_all
 from support.tables import put_back
 from test_crash_points import checked, prepared, use
 
 from spark_mq import Queue
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler"),
+    pytest.mark.usefixtures("failing_calls"),
+]
 
 CHANGES = {"open64", "write", "fsync", "link", "rename", "unlink", "mkdir", "rmdir", "close"}
 """The calls that can fail after their work."""
@@ -33,37 +36,29 @@ ONE_COMMIT = {"publish", "seek", "configure", "unblock", "expire"}
 """Cases of a single commit: if nothing landed, no log has a new entry."""
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("library"))
-
-
 def entries(path: Path) -> set[str]:
     """The names of all entries of the logs."""
     return {str(file.relative_to(path)) for file in path.rglob("_delta_log/*.json")}
 
 
-def tries(
-    library: Path, case: str | None, path: Path, template: Path, count: int
-) -> Iterator[tuple[Try, str]]:
+def tries(case: str | None, path: Path, template: Path, count: int) -> Iterator[tuple[Try, str]]:
     """Run a case so many times for each kind of fault, at another call each time."""
-    with Runner(library, case) as runner:
-        whole = runner.run(path)
-        assert whole.error is None, whole.error
-        assert len(whole.calls) > 40, whole.calls
-        every = range(len(whole.calls))
-        changes = [at for at in every if whole.calls[at].split()[0] in CHANGES]
-        for mode, calls in (("fails", every), ("fails after its work", changes), ("kills", every)):
-            step = max(1, len(calls) // count)
-            for at in calls[step // 2 :: step]:
-                shutil.rmtree(path, ignore_errors=True)
-                if template.exists():
-                    shutil.copytree(template, path)
-                found = runner.run(path, at=at, mode=mode, number=errno.EIO)
-                call = found.calls[at] if at < len(found.calls) else whole.calls[at]
-                where = f"{case}: call {at}, {call}, {mode}"
-                assert mode == "kills" or found.exit_code == 0, where
-                yield found, where
+    whole = attempt(case, path)
+    assert not whole.error, whole.error
+    assert len(whole.calls) > 40, whole.calls
+    every = range(len(whole.calls))
+    changes = [at for at in every if whole.calls[at].split()[0] in CHANGES]
+    for mode, calls in (("fails", every), ("fails after its work", changes), ("kills", every)):
+        step = max(1, len(calls) // count)
+        for at in calls[step // 2 :: step]:
+            shutil.rmtree(path, ignore_errors=True)
+            if template.exists():
+                shutil.copytree(template, path)
+            found = attempt(case, path, at=at, mode=mode, number=errno.EIO)
+            call = found.calls[at] if at < len(found.calls) else whole.calls[at]
+            where = f"{case}: call {at}, {call}, {mode}"
+            assert mode == "kills" or found.exit_code == 0, where
+            yield found, where
 
 
 def check_error(
@@ -71,7 +66,7 @@ def check_error(
 ) -> str:
     """Check that a failure is a StorageError that is true. Return what it said."""
     error = found.error
-    if error is None:
+    if not error:
         return "killed" if found.exit_code else "done"
     if chore and error["kind"] == "OSError":
         return "OSError"
@@ -90,12 +85,12 @@ SOME = [
 
 @pytest.mark.parametrize(("case", "count"), SOME)
 def test_each_call_may_fail_and_nothing_is_lost_owned_twice_or_left_half_done(
-    case: Case, count: int, library: Path, tmp_path: Path
+    case: Case, count: int, tmp_path: Path
 ) -> None:
     path, template = prepared(case, tmp_path)
     before = entries(path) if case.name in ONE_COMMIT else None
     said: Counter[str] = Counter()
-    for found, where in tries(library, case.name, path, template, count):
+    for found, where in tries(case.name, path, template, count):
         said[check_error(found, where, before, path, chore=case.name in CHORES)] += 1
         checked(case, path, found.reported, where)
     print(f"{case.name}: {dict(said)}")
@@ -105,10 +100,10 @@ def test_each_call_may_fail_and_nothing_is_lost_owned_twice_or_left_half_done(
     "count", [pytest.param(1, id="few"), pytest.param(TRIES, id="some", marks=pytest.mark.slow)]
 )
 def test_each_call_of_a_create_may_fail_and_the_next_create_completes_it(
-    count: int, library: Path, tmp_path: Path
+    count: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "queue"
-    for found, where in tries(library, None, path, tmp_path / "none", count):
+    for found, where in tries(None, path, tmp_path / "none", count):
         check_error(found, where, None, path)
         use(path, where)
 
@@ -116,14 +111,14 @@ def test_each_call_of_a_create_may_fail_and_the_next_create_completes_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("older", [["leases"], ["messages"], ["messages", "history"]], ids="+".join)
 def test_each_call_of_a_recovery_may_fail_and_the_next_recovery_completes_it(
-    older: list[str], library: Path, tmp_path: Path
+    older: list[str], tmp_path: Path
 ) -> None:
     path, template = tmp_path / "queue", tmp_path / "template"
     make_older(path, older)
     shutil.copytree(path, template)
     expected = Queue.open(path).recover(dry_run=True)
     assert expected.needed
-    for found, where in tries(library, "recover", path, template, TRIES):
+    for found, where in tries("recover", path, template, TRIES):
         check_error(found, where, None, path)
         Queue.open(path).recover()
         assert not Queue.open(path).recover(dry_run=True).needed, where
