@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -21,11 +21,12 @@ from spark_mq.interfaces.cli.app import run as run_here
 ROOT = Path(__file__).parents[2]
 
 
-class Done:
+class Done(NamedTuple):
     """A command that has ended."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+    code: int
+    out: str
+    err: str
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -80,10 +81,14 @@ def started(*words: object, folder: Path | None = None, **env: str) -> subproces
 
 def run_program(code: str, **env: str) -> Done:
     """Run code in a process of its own, as a script that calls the command line."""
+    return _python(["-c", code], None, "", env)
+
+
+def _python(words: list[str], folder: Path | None, stdin: str, env: dict[str, str]) -> Done:
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(**env), capture_output=True, text=True, timeout=120,
-        errors="backslashreplace", check=False,
+        [sys.executable, *words],
+        cwd=folder, env=environment(**env), input=stdin, capture_output=True, text=True,
+        errors="backslashreplace", timeout=120, check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -104,15 +109,9 @@ def checked(start: Start) -> Run:
 
 
 def in_a_process(folder: Path) -> Run:
-    def start(words: list[str], stdin: str, env: dict[str, str]) -> Done:
-        done = subprocess.run(
-            [sys.executable, "-m", "spark_mq", *words],
-            cwd=folder, env=environment(**env), input=stdin, capture_output=True, text=True,
-            timeout=120, check=False,
-        )  # fmt: skip
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    return checked(start)
+    return checked(
+        lambda words, stdin, env: _python(["-m", "spark_mq", *words], folder, stdin, env)
+    )
 
 
 def in_this_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from spark_mq import Lease, Message, Queue
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.state import CHECKPOINT_HINT
 from spark_mq.delta.tables import write_checkpoint
 from spark_mq.testing import ManualClock
 
 from .handles import again, housekeep
-from .tables import context_of, ledgers_of, messages_of
+from .tables import ledgers_of, messages_of, put_back
 
 __all__ = ["story"]
 
@@ -50,9 +49,8 @@ def story(place: dict[str, Any]) -> list[tuple[str, Any]]:
     queue = again(queue)
     note("stats", counts(queue))
 
-    old = kept(queue, "leases")
-    settle(queue, note)
-    put_back(queue, "leases", old)
+    with put_back(queue, "leases"):
+        settle(queue, note)
     queue = again(queue)
     report = queue.recover()
     note("recovered", (report.needed, again(queue).recover(dry_run=True).needed))
@@ -99,16 +97,3 @@ def act(lease: Lease, verb: str) -> None:
         getattr(lease, verb)([first])
     if rest:
         lease.ack(rest)
-
-
-def kept(queue: Queue, table: str) -> dict[str, bytes]:
-    store = ObjectStore(queue.path, context_of(queue).storage_options)
-    return {info.path: store.read(info.path) for info in store.list_all(table)}
-
-
-def put_back(queue: Queue, table: str, files: dict[str, bytes]) -> None:
-    """Let a table be as it was, as an operator does who restores it alone."""
-    store = ObjectStore(queue.path, context_of(queue).storage_options)
-    store.delete_many([info.path for info in store.list_all(table)])
-    for path, data in files.items():
-        store.write(path, data)

@@ -6,7 +6,6 @@ Only this module knows where a queue keeps them, and by which functions it commi
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,13 +118,14 @@ def add_values(queue: Queue, *values: bytes | None) -> None:
 @contextmanager
 def put_back(queue: Queue, *tables: str) -> Iterator[None]:
     """Put back tables at the end of the block as they were before it, from a backup of them."""
-    backup = Path(f"{queue.path}-{uuid4().hex}")
-    for table in tables:
-        shutil.copytree(f"{queue.path}/{table}", backup / table)
+    store = ObjectStore(queue.path, context_of(queue).storage_options)
+    backup = {
+        info.path: store.read(info.path) for table in tables for info in store.list_all(table)
+    }
     yield
-    for table in tables:
-        shutil.rmtree(f"{queue.path}/{table}")
-        shutil.move(backup / table, f"{queue.path}/{table}")
+    store.delete_many([info.path for table in tables for info in store.list_all(table)])
+    for path, data in backup.items():
+        store.write(path, data)
 
 
 def on_publish(patch: pytest.MonkeyPatch, queue: Queue, act: Around) -> None:
