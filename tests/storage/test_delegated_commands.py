@@ -341,6 +341,30 @@ def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
     assert queue.group().stats().leased == 5 + 5 + 3
 
 
+def test_a_writer_leads_only_for_some_time_after_a_commit_of_its_own(
+    queue: Queue, byte_store: ByteStore, limits: Limits
+) -> None:
+    limits(lead_seconds=0.3)
+    queue.publish([str(n) for n in range(10_000)])
+    other, log, notes = again(queue), ledgers_of(queue).log, list[bool]()
+
+    def delegate_one_more(call: Call) -> Any:
+        if call.path.startswith(FOLDER) and False not in notes:
+            delegate(other, lease_of(1))
+        return call.run()
+
+    byte_store.on("list", act=delegate_one_more, of=ledgers_of(queue).files)
+    before = ledgers_of(queue).version()
+    leased(queue, 1)
+
+    def ended() -> bool:
+        notes[:] = [one.note[LEADS] for one in log.commits(before + 1, log.refresh().version)]
+        return False in notes
+
+    until(ended, 10)
+    assert notes[0]
+
+
 def test_a_writer_looks_for_no_requests_while_another_one_leads(
     queue: Queue, byte_store: ByteStore, pool: ThreadPoolExecutor
 ) -> None:

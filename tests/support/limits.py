@@ -41,6 +41,7 @@ PLACES = {
     "index_files": "storage.commits_table.CommitsTable.small_files",
     "ledger_seconds": "storage.table_cleanup.LEDGER_SECONDS",
     "ledger_versions": "storage.table_cleanup.LEDGER_VERSIONS",
+    "lead_seconds": "storage.optimistic_commit.LEAD_SECONDS",
     "leftover_look": "storage.table_cleanup.LOOK_SECONDS",
     "leftovers": "storage.table_cleanup._MAX_LISTED",
     "line_gather": "storage.local_turn.GATHER_SECONDS",
