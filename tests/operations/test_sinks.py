@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pkgutil
 import shutil
 from collections.abc import Callable, Iterator
@@ -214,6 +215,43 @@ def test_two_workers_append_at_the_same_time(group: ConsumerGroup, sink: str) ->
     done = group.work(handle, mode="batch", threads=4, until="settled", max_messages=3)
     assert (done.acked, done.failed) == (60, 0)
     assert values(sink) == texts
+
+
+class RowsThatMeet:
+    """Rows that are read just before their commit, when something else happens."""
+
+    def __init__(self, lease: Lease, meet: Callable[[], object]) -> None:
+        self._rows, self._meet = rows_of(lease), meet
+
+    def __arrow_c_stream__(self, schema: Any = None) -> Any:
+        self._meet()
+        return self._rows.__arrow_c_stream__(schema)
+
+
+@OF_TABLES
+def test_a_try_that_lands_during_the_next_one_is_taken_for_it(
+    group: ConsumerGroup, sink: str
+) -> None:
+    lease = begin(group, "a")
+    first = copy.copy(lease)
+    lease.append(RowsThatMeet(lease, lambda: append(first)))
+    lease.ack()
+    assert values(sink) == ["a"]
+
+
+@OF_TABLES
+def test_a_lease_that_is_fenced_during_its_append_writes_nothing(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    lease = begin(group, "a")
+
+    def next_worker() -> None:
+        die(lease, clock)
+        drain(group, clock)
+
+    with pytest.raises(errors.LeaseLost, match="another worker has"):
+        lease.append(RowsThatMeet(lease, next_worker))
+    assert values(sink) == ["a"]
 
 
 @pytest.mark.parametrize(
