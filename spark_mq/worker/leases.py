@@ -181,13 +181,16 @@ class FeedCommits:
     def ack_all(self, lease: WorkerLease, extra_acquires: ExtraAcquires) -> tuple[bool, list[Any]]:
         """Ack a lease before its handler, and lease more in the same commit.
 
-        Return whether the handler may have the messages, and the grants or errors of the leases.
+        The lease keeps what was acked, because another one may have the rest. Return whether that
+        is anything, and the grants or errors of the other leases.
         """
-        part = SettlePart(ACK, lease.lease_id, lease.held.unsettled(), whole=True)
+        part = SettlePart(ACK, lease.lease_id, lease.held.unsettled())
         if (done := self.settle([part], [lease], extra_acquires)) is None:
             return False, []
         (outcome,), granted = done
-        return outcome.settled == len(lease), granted
+        if outcome.settled < len(lease):
+            lease.keep_only(outcome.ranges)
+        return outcome.settled > 0, granted
 
     def watch(self, lease: WorkerLease) -> None:
         """Log and count what a handler settles itself."""

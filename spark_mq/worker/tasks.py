@@ -13,7 +13,7 @@ from spark_mq.errors import InvalidHandlerResult, SparkMQError
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
-from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.intervals import Interval, from_sequences, intersect, subtract
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
 from spark_mq.message import ReceivedMessage
@@ -69,6 +69,16 @@ class WorkerLease(Lease):
     def intervals(self) -> list[Interval]:
         """Return the places of the messages that can be read."""
         return [(r.first, r.last) for r in self._ranges]
+
+    def keep_only(self, intervals: Sequence[Interval]) -> None:
+        """Take messages out that another lease may have by now."""
+        index = self._ledger.messages.index(max(r.last for r in self._ranges))
+        kept = [
+            r.slice(first, last, index)
+            for r in self._ranges
+            for first, last in intersect([(r.first, r.last)], intervals)
+        ]
+        self._ranges = tuple(kept)
 
     @property
     def held(self) -> HeldLease:

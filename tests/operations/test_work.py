@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -139,6 +140,32 @@ def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue, mode: str)
 
     assert drain(queue, fail, mode=mode, ack="on_receive").failed == 3
     assert during == [{"acked": 1, "ready": 2}, {"acked": 2, "ready": 1}, {"acked": 3}]
+    assert counts(queue) == {"acked": 3}
+
+
+@MODES
+@pytest.mark.parametrize("lost", [[0], [1], [0, 2], [0, 1, 2]])
+def test_acked_first_a_handler_gets_what_its_lease_still_has(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, mode: str, lost: list[int]
+) -> None:
+    """What another worker may have is not delivered twice, and the rest not lost."""
+    group, sequences = queue.group().ensure(), queue.publish(["a", "b", "c"]).sequences
+    calls, leases = list[list[str]](), list[Any]()
+
+    def release(run: Callable[[], list[Any]], _: Any) -> list[Any]:
+        for taken in [] if leases else group.leases():
+            leases.append(taken)
+            group.release(taken.lease_id, [sequences[at] for at in lost])
+        return run()
+
+    def handle(taken: Any) -> None:
+        calls.append([message.text for message in getattr(taken, "messages", [taken])])
+
+    on_commands(monkeypatch, release)
+    limit = {"max_messages": 3} if mode == "batch" else {}
+    summary = drain(queue, handle, mode=mode, ack="on_receive", threads=3, **limit)
+    assert sorted(itertools.chain(*calls)) == ["a", "b", "c"]
+    assert summary.acked == 3
     assert counts(queue) == {"acked": 3}
 
 
