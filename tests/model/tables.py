@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.handles import memory_store
-from support.tables import context_of
+from support.tables import context_of, ledgers_of
 
 from spark_mq import PublishReceipt
 from spark_mq.errors import CommitConflict
@@ -20,17 +20,13 @@ from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.parquet.lease_columns import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
-from spark_mq.storage.delegated_commands import Peers
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
 from spark_mq.storage.message_log import LogPlan
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.publishes import NOTHING_MET, PendingPublish, check_txn
-from spark_mq.testing import memory_queue
-from spark_mq.util.backoff import Backoff
-from spark_mq.util.clock import Clock, ElapsedClock, to_micros
-from spark_mq.util.fair_lock import FairLock
-from spark_mq.util.notifier import Notifier
+from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["DOUBLES", "MemoryLedgers", "MemoryMessages", "NoHistory"]
@@ -47,7 +43,7 @@ class MemoryMessages(MessageTable):
         self.path = "memory/messages"
         self.lanes = lanes
         self.files = memory_store()
-        self.notifier = Notifier()
+        self.notifier = ManualClock().notifier
         self._clock = clock
         self._lock = threading.Lock()
         self.held_index = MessageIndex(version=0, lanes=lanes)  # as if version 0 had made the table
@@ -127,10 +123,9 @@ class MemoryLedgers:
     delegates = False
 
     def __init__(self) -> None:
-        self.backoff, self.peers = Backoff(), Peers()
-        self.log = SimpleNamespace(clock=ElapsedClock())
-        self.notifier = Notifier()
-        self._commit_lock = FairLock()
+        real = ledgers_of(memory_queue())  # of which it has what does not touch the log
+        self.backoff, self.peers, self.notifier = real.backoff, real.peers, real.notifier
+        self.log, self._commit_lock = SimpleNamespace(clock=real.log.clock), real.commit_lock()
         self._lock = threading.Lock()
         self.latest = 0
         """The number of commits."""
@@ -138,7 +133,7 @@ class MemoryLedgers:
         self.changed: dict[str, int] = {}  # the version that changed a group last
         self.txns: dict[str, tuple[int, int]] = {}  # app -> its number, the version that set it
 
-    def commit_lock(self) -> FairLock:
+    def commit_lock(self) -> Any:
         return self._commit_lock
 
     def may_skip_look(self) -> bool:

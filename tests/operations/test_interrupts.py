@@ -23,15 +23,14 @@ import pytest
 from support.deadlines import no_longer_than
 from support.handles import lease, until
 from support.marks import slow
+from support.people import signed_in
+from support.rule_variants import find_rule, rule_variant
 
 import spark_mq
 from spark_mq import Queue
 from spark_mq.parquet.reader import read_turns
-from spark_mq.spark import on_sigterm, shutdown
+from spark_mq.spark import on_sigterm
 from spark_mq.testing import memory_queue
-from spark_mq.util.fair_lock import fair_lock_for
-from spark_mq.util.notifier import notifier_for
-from spark_mq.util.user import current_user
 
 # Nobody gets an error of __del__, and the system frees what it would have closed. An interrupted
 # walk through a folder is closed only when Python collects it.
@@ -181,7 +180,7 @@ def works(queue: Queue) -> str:
     if time.monotonic() - started > 10:
         wrong.append("it is slow")
     run()
-    if (user := current_user()) is not None:
+    if (user := signed_in()) is not None:
         wrong.append(f"later calls act as {user}")
     if read_turns.owners:
         wrong.append(f"{len(read_turns.owners)} threads keep their turn")
@@ -269,9 +268,9 @@ def test_an_interrupt_at_any_line_leaves_a_handle_that_works(
     interrupt(call, fresh, lambda number, line: number % parts == part)
 
 
-@pytest.mark.parametrize("find", [notifier_for, fair_lock_for])
-def test_an_interrupt_frees_the_locks_of_the_whole_process(find: Callable[[str], object]) -> None:
-    act = functools.partial(find, "memory://nowhere")
+@pytest.mark.parametrize("name", ["notifier_for", "fair_lock_for"])
+def test_an_interrupt_frees_the_locks_of_the_whole_process(name: str) -> None:
+    act = functools.partial(find_rule(name)[2], "memory://nowhere")
     seen = Interrupter()
     seen.run(act)
     for line in seen.lines:
@@ -303,12 +302,12 @@ def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event() -> Non
     assert stop.is_set()
 
 
-def test_a_process_goes_on_after_a_block_ended_by_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_goes_on_after_a_block_ended_by_sigterm() -> None:
     """The watchdog of the block must not end it later."""
     gave_up = threading.Event()
-    monkeypatch.setattr(shutdown, "_give_up", lambda _: gave_up.set())
-    with on_sigterm(object(), lambda: None, timeout=20) as requested:
-        signal.raise_signal(signal.SIGTERM)
-        assert requested.wait(30)
-    until(lambda: not any(isinstance(t, threading.Timer) for t in threading.enumerate()))
+    with rule_variant("_give_up", lambda _: lambda *given: gave_up.set()):
+        with on_sigterm(object(), lambda: None, timeout=20) as requested:
+            signal.raise_signal(signal.SIGTERM)
+            assert requested.wait(30)
+        until(lambda: not any(isinstance(t, threading.Timer) for t in threading.enumerate()))
     assert not gave_up.is_set()

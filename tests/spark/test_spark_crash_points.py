@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
-from support import harness
+from support import harness, rule_variants
 from support.harness import (
     PATIENCE,
     Stream,
@@ -32,16 +32,15 @@ from support.harness import (
     start,
     values,
 )
-from support.rule_variants import rule_variant
+from support.rule_variants import find_rule, rule_variant
 from support.spark_session import new_session
 
 from spark_mq import Queue
-from spark_mq.delta.local_files import LocalFiles
-from spark_mq.spark.stream_reader import LeaseReader
 
-# These classes go to Spark's Python workers, which cannot import test modules.
+# These functions go to Spark's Python workers, which cannot import test modules.
 cloudpickle.register_pickle_by_value(__import__(__name__))
 cloudpickle.register_pickle_by_value(harness)
+cloudpickle.register_pickle_by_value(rule_variants)
 
 pytestmark = pytest.mark.slow
 SPAWN = multiprocessing.get_context("spawn")
@@ -92,34 +91,23 @@ def kill_session() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-class WatchedReader(LeaseReader):
-    """The source's reader, in a process that is killed at the chosen one of its steps."""
-
-    def initialOffset(self) -> Any:
-        self._step("initialOffset")
-        return super().initialOffset()
-
-    def latestOffset(self, start: Any, limit: Any) -> Any:
-        self._step("latestOffset")
-        return super().latestOffset(start, limit)
-
-    def partitions(self, start: Any, end: Any) -> Any:
-        self._step("partitions")
-        return super().partitions(start, end)
-
-    def _step(self, hook: str) -> None:
-        steps = Steps(self.options.paths[0], "runner", kill)
-        if not hasattr(LocalFiles, "watched"):
-            LocalFiles.watched = True  # type: ignore[attr-defined]
-            for name in WRITES:
-                setattr(LocalFiles, name, steps.around(name, getattr(LocalFiles, name)))
-        steps(f"before {hook}")
+def watch(path: str, call: str, run: Callable[[], Any]) -> Any:
+    """Let the process that leases be killed at the chosen one of its steps."""
+    steps = Steps(path, "runner", kill)
+    for name in WRITES:
+        owner, verb, real = find_rule(f"LocalFiles.{name}")
+        if not hasattr(real, "is_a_step"):
+            around = steps.around(name, real)
+            around.is_a_step = True  # type: ignore[attr-defined]
+            setattr(owner, verb, around)
+    steps(f"before {call}")
+    return run()
 
 
 @pytest.fixture(scope="module")
 def watched_spark(spark: Any) -> Any:
     """A session in which the process that leases can be killed."""
-    return session_with(spark, WatchedReader)
+    return session_with(spark, watch)
 
 
 class Crash:
@@ -153,10 +141,17 @@ class Crash:
 
         sink = self.driver.around("the sink", save)
         settling = stream.group.for_each_batch(sink, on_error="raise")
-        with pytest.MonkeyPatch.context() as patch:
-            for name in WRITES:
-                patch.setattr(LocalFiles, name, self.driver.around(name, getattr(LocalFiles, name)))
+        with self._watched_writes():
             stream.run(settling)
+
+    @contextlib.contextmanager
+    def _watched_writes(self, *rules: str) -> Iterator[None]:
+        """Take a step before and after each write of the driver, and each call of these rules."""
+        with contextlib.ExitStack() as variants:
+            for rule in (*rules, *(f"LocalFiles.{name}" for name in WRITES)):
+                around = partial(self.driver.around, rule.partition(".")[2])
+                variants.enter_context(rule_variant(rule, around))
+            yield
 
     def into_table(self) -> None:
         """Run the stream until the queue is empty, with ``lease.append`` to a Delta table."""
@@ -181,10 +176,7 @@ class Crash:
         sink = self.driver.around("the sink", save)
         for _ in range(20):
             stream = self.stream()
-            with contextlib.ExitStack() as variants:
-                for rule in (*rules, *(f"LocalFiles.{name}" for name in WRITES)):
-                    around = partial(self.driver.around, rule.partition(".")[2])
-                    variants.enter_context(rule_variant(rule, around))
+            with self._watched_writes(*rules):
                 stream.run(stream.group.for_each_batch(sink, on_error="raise"))
             if not stream.group.stats().unsettled:
                 return
@@ -241,7 +233,7 @@ def end_of_driver(crash: Crash, run: str) -> int | None:
 def drive(folder: Path, run: str) -> None:
     """Run the stream in a process group that a step kills, with its JVM."""
     os.setsid()
-    session = session_with(new_session(folder / "warehouse"), WatchedReader)
+    session = session_with(new_session(folder / "warehouse"), watch)
     getattr(Crash(session, folder), run)()
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,32 +37,25 @@ from support.order_checker import check_order_of_queue, keys_of
 from support.tables import group_ledger_of
 
 from spark_mq import Message, Queue
-from spark_mq.spark.stream_reader import LeaseReader
 
-# These classes go to Spark's Python workers, which cannot import test modules.
+# These functions go to Spark's Python workers, which cannot import test modules.
 cloudpickle.register_pickle_by_value(__import__(__name__))
 cloudpickle.register_pickle_by_value(harness)
 
 
-class MortalReader(LeaseReader):
-    """The source's reader, in a runner that dies after a lease if a file beside the queue says so.
-
-    Once for each file.
-    """
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Any:
-        found = super().partitions(start, end)
-        marker = Path(f"{self.options.paths[0]}.die")
-        if marker.exists():
-            marker.unlink()
-            raise RuntimeError("died after the lease")
-        return found
+def die_if_told(path: str, call: str, run: Callable[[], Any]) -> Any:
+    """Let a runner die after a lease, once for each file beside the queue that says so."""
+    found, marker = run(), Path(f"{path}.die")
+    if call == "partitions" and marker.exists():
+        marker.unlink()
+        raise RuntimeError("died after the lease")
+    return found
 
 
 @pytest.fixture
 def mortal(spark: Any, queue: Queue, tmp_path: Path) -> Stream:
     """A stream whose runner can be made to die."""
-    return Stream(session_with(spark, MortalReader), queue, tmp_path / "checkpoint")
+    return Stream(session_with(spark, die_if_told), queue, tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("moment", ["after lease", slow("before ack")])

@@ -13,7 +13,6 @@ from pyspark.errors import StreamingQueryException
 from support.harness import make_queue, start
 
 from spark_mq.spark import SparkMQDataSource
-from spark_mq.spark.sink import QueueWriter
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -43,11 +42,6 @@ def set_up_sdk(spans: Path) -> None:
 def traced(spark: Any, spans: Path) -> Any:
     """Return a session whose source sets up an SDK in each process that calls its hooks."""
 
-    class Writer(QueueWriter):
-        def commit(self, messages: Any) -> None:
-            set_up_sdk(spans)
-            super().commit(messages)
-
     class Source(SparkMQDataSource):
         def streamReader(self, schema: Any) -> Any:
             set_up_sdk(spans)
@@ -58,7 +52,13 @@ def traced(spark: Any, spans: Path) -> Any:
             return super().streamWriter(schema, overwrite)
 
         def writer(self, schema: Any, overwrite: bool) -> Any:
-            writer = super().writer(schema, overwrite)
+            writer: Any = super().writer(schema, overwrite)
+
+            class Writer(type(writer)):  # type: ignore[misc]
+                def commit(self, messages: Any) -> None:
+                    set_up_sdk(spans)
+                    super().commit(messages)
+
             writer.__class__ = Writer
             return writer
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ from typing import Any
 from pyspark import TaskContext, cloudpickle
 
 from spark_mq.spark import SparkMQDataSource
-from spark_mq.spark.options import WriteOptions
-from spark_mq.spark.sink import FilesWritten, QueueStreamWriter, QueueWriter
 
 __all__ = ["PATIENCE", "Gate", "GatedSource", "rows_at"]
 
@@ -85,25 +83,17 @@ def rows_at(gate: Gate) -> Callable[[Iterator[Any]], Iterator[tuple[int, str, st
     return rows
 
 
-class _Gated:
-    """A writer whose tasks write their files, and arrive at a gate before they say so."""
+def gated(writer: Any, gate: Gate) -> Any:
+    """Let a writer's tasks write their files, and arrive at a gate before they say so."""
 
-    def __init__(self, options: WriteOptions, gate: Gate) -> None:
-        super().__init__(options)  # type: ignore[call-arg]
-        self.gate = gate
+    class Gated(type(writer)):  # type: ignore[misc]
+        def write(self, iterator: Iterator[Any]) -> Any:
+            reported = super().write(iterator)
+            gate.arrive()
+            return reported
 
-    def write(self, iterator: Iterator[Any]) -> FilesWritten:
-        reported: FilesWritten = super().write(iterator)  # type: ignore[misc]
-        self.gate.arrive()
-        return reported
-
-
-class GatedWriter(_Gated, QueueWriter):
-    pass
-
-
-class GatedStreamWriter(_Gated, QueueStreamWriter):
-    pass
+    writer.__class__ = Gated
+    return writer
 
 
 class GatedSource(SparkMQDataSource):
@@ -113,13 +103,13 @@ class GatedSource(SparkMQDataSource):
     def name(cls) -> str:
         return "gated"
 
-    def writer(self, schema: Any, overwrite: bool) -> QueueWriter:
-        return GatedWriter(*self._parsed())
+    def __init__(self, options: Mapping[str, str]) -> None:
+        own = dict(options)
+        self.gate = Gate(Path(own.pop("gate")), int(own.pop("attempts")))
+        super().__init__(own)
 
-    def streamWriter(self, schema: Any, overwrite: bool) -> QueueStreamWriter:
-        return GatedStreamWriter(*self._parsed())
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        return gated(super().writer(schema, overwrite), self.gate)
 
-    def _parsed(self) -> tuple[WriteOptions, Gate]:
-        options = dict(self.options)
-        gate = Gate(Path(options.pop("gate")), int(options.pop("attempts")))
-        return WriteOptions.parse(options), gate
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        return gated(super().streamWriter(schema, overwrite), self.gate)

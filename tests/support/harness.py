@@ -8,8 +8,9 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,9 +18,6 @@ import pyarrow.parquet as pq
 from spark_mq import Queue
 from support.handles import until
 from support.tables import add_file, context_of, fresh_log, messages_of
-
-if TYPE_CHECKING:
-    from spark_mq.spark.stream_reader import LeaseReader
 
 PATIENCE = 150.0
 """Seconds until a condition counts as never coming true.
@@ -53,16 +51,31 @@ def storage_options(queue: Queue) -> dict[str, str]:
     return {f"storageOptions.{name}": value for name, value in options.items()}
 
 
-def session_with(spark: Any, reader_class: type[LeaseReader]) -> Any:
-    """Return a session whose source reads by a class of a test."""
+def session_with(spark: Any, act: Callable[[str, str, Callable[[], Any]], Any]) -> Any:
+    """Return a session in which a function stands around each call by which a stream leases.
+
+    It gets the queue's path, the name of the call, and a function that does it.
+    """
     from spark_mq.spark import SparkMQDataSource
 
     class Source(SparkMQDataSource):
         """Under the real one's name, by which a batch's lease is found."""
 
-        def streamReader(self, schema: Any) -> LeaseReader:
-            reader = super().streamReader(schema)
-            reader.__class__ = reader_class
+        def streamReader(self, schema: Any) -> Any:
+            reader: Any = super().streamReader(schema)
+            path = self.options["path"]
+
+            class Reader(type(reader)):  # type: ignore[misc]
+                def initialOffset(self) -> Any:
+                    return act(path, "initialOffset", super().initialOffset)
+
+                def latestOffset(self, start: Any, limit: Any) -> Any:
+                    return act(path, "latestOffset", partial(super().latestOffset, start, limit))
+
+                def partitions(self, start: Any, end: Any) -> Any:
+                    return act(path, "partitions", partial(super().partitions, start, end))
+
+            reader.__class__ = Reader
             return reader
 
     session = spark.newSession()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from spark_mq.util.user import act_as
+from spark_mq.util.user import act_as, current_user
 from support.rule_variants import returns, rule_variant
 
-__all__ = ["another_process", "as_visitor", "own_user"]
+__all__ = ["another_process", "as_visitor", "own_user", "signed_in"]
 
 T = TypeVar("T")
 
@@ -23,6 +23,11 @@ def own_user() -> str:
 def as_visitor(name: str, call: Callable[[], T]) -> T:
     """Make a change as the web page makes it, for a visitor of this name."""
     return act_as(name, call)
+
+
+def signed_in() -> str | None:
+    """Return the visitor for whom this thread makes changes now, or None."""
+    return current_user()
 
 
 def another_process(name: str) -> AbstractContextManager[None]:
