@@ -11,36 +11,45 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
+from support.tables import messages_of
 
 from spark_mq import InvalidOption, Message, Queue
-from spark_mq.maintenance.condition import condition_of
 from spark_mq.testing import memory_queue
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ENDLESS = "(SELECT count(*) FROM range(1000000000) a, range(1000000) b WHERE a.range = b.range) > 1"
 
-SCHEMA = memory_queue().list_dead_letters().schema
 
-
-def letters() -> pa.Table:
-    """Dead letters with nulls in all kinds of columns."""
-    columns = {
-        "dead_letter_sequence": list(range(6)), "sequence": [1, 2, 3, None, 4, 5],
-        "key": ["a", "b", "c", None, "a", ""], "priority": [1, 2, 1, 1, 3, 5],
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    """A queue with dead letters by another writer, which leaves out what it likes."""
+    queue = Queue.create(tmp_path_factory.mktemp("letters") / "q", durable=False)
+    own = [{"own": "1"}, {"own": "2", "x": "y"}, {}, {}, {}, {"own": ""}]
+    said = {
+        "sequence": [1, 2, 3, None, 4, 5],
         "error": ["a timeout", "Time.out\nof", "7", "it's", "8", None],
-        "value": [b'{"n": 1}', b'{"n": 2}', b"[", b"\xff", None, "ä".encode()],
-        "headers": [[("own", "1")], [("own", "2"), ("x", "y")], [], None, [], [("own", "")]],
-        "published_at": [AT, AT + timedelta(days=1), None, AT - timedelta(1), AT, AT],
+        "last_leased_at": [AT, AT + timedelta(days=1), None, AT - timedelta(1), AT, AT],
+        "queue_id": [queue.settings.queue_id] * 6,
     }  # fmt: skip
-    missing = {name: [None] * 6 for name in SCHEMA.names}
-    return pa.table({**missing, **columns}, schema=SCHEMA)
+    for name, values in said.items():
+        for headers, value in zip(own, values, strict=True):
+            if value is not None:
+                headers[f"spark_mq.{name}"] = str(value)
+    columns = {
+        "key": ["a", "b", "c", None, "a", ""],
+        "value": [b'{"n": 1}', b'{"n": 2}', b"[", b"\xff", b"\xfe", "ä".encode()],
+        "headers": pa.array([[*one.items()] for one in own], pa.map_(pa.string(), pa.string())),
+    }
+    path = messages_of(queue.dead_letters).path
+    write_deltalake(path, pa.table(columns), mode="append", schema_mode="merge")
+    return queue
 
 
-def chosen(where: Any) -> list[int]:
-    condition = condition_of(where)
-    selected = condition.select(letters())
-    assert selected.schema == SCHEMA
-    return selected["dead_letter_sequence"].to_pylist()
+def chosen(letters: Queue, where: Any) -> list[int]:
+    found = letters.list_dead_letters(where=where)
+    assert found.schema == letters.list_dead_letters().schema
+    return [sequence - (1 << 32) for sequence in found["dead_letter_sequence"].to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -53,9 +62,9 @@ def chosen(where: Any) -> list[int]:
         ("headers['own'] = '1'", [0]),
         ("headers['own'] IS NULL", [2, 3, 4]),
         ("TRY_CAST(error AS INT) = 7", [2]),
-        ("published_at > '2026-01-31T12:00:00Z'", [1]),
-        ("published_at = TIMESTAMPTZ '2026-01-31 12:00'", [0, 4, 5]),
-        ("published_at < now() - INTERVAL '1 day' AND key = 'b'", [1]),
+        ("last_leased_at > '2026-01-31T12:00:00Z'", [1]),
+        ("last_leased_at = TIMESTAMPTZ '2026-01-31 12:00'", [0, 4, 5]),
+        ("last_leased_at < now() - INTERVAL '1 day' AND key = 'b'", [1]),
         ("value LIKE '%\"n\": %'", [0, 1]),
         ("value = 'ä'", [5]),
         ("value IS NULL", [3, 4]),
@@ -68,8 +77,8 @@ def chosen(where: Any) -> list[int]:
         (lambda letter: letter["headers"].get("own") == "2", [1]),
     ],
 )
-def test_a_condition_chooses_rows(where: Any, found: list[int]) -> None:
-    assert chosen(where) == found
+def test_a_condition_chooses_rows(letters: Queue, where: Any, found: list[int]) -> None:
+    assert chosen(letters, where) == found
 
 
 @pytest.mark.parametrize(
@@ -81,14 +90,14 @@ def test_a_condition_chooses_rows(where: Any, found: list[int]) -> None:
         "(SELECT count(*) FROM duckdb_secrets()) = 1 AND getenv('PATH') <> ''",
     ],
 )
-def test_a_condition_reaches_nothing_but_its_rows(sql: str) -> None:
+def test_a_condition_reaches_nothing_but_its_rows(letters: Queue, sql: str) -> None:
     with pytest.raises(InvalidOption, match="cannot be run"):
-        chosen(sql)
+        chosen(letters, sql)
 
 
-def test_an_error_for_a_message_does_not_quote_it() -> None:
+def test_an_error_for_a_message_does_not_quote_it(letters: Queue) -> None:
     with pytest.raises(InvalidOption, match="DuckDB raised ConversionException") as refused:
-        chosen("CAST(value AS INT) = 7")
+        chosen(letters, "CAST(value AS INT) = 7")
     shown: BaseException | None = refused.value
     while shown is not None:
         assert '"n"' not in str(shown)
@@ -135,11 +144,10 @@ def soon() -> Iterator[Callable[[Callable[[], None]], None]]:
         timer.join()
 
 
-def test_a_condition_that_was_stopped_chooses_nothing() -> None:
+def test_a_condition_that_was_stopped_chooses_nothing(queue: Queue) -> None:
     stop = threading.Event()
-    condition = condition_of("true", stop=stop)
     stop.set()
-    assert condition.select(letters()).num_rows == 0
+    assert queue.redrive(where="true", stop=stop).messages == 0
 
 
 @pytest.mark.parametrize("option", ["where", "transform"])
