@@ -307,6 +307,25 @@ def test_a_worker_goes_on_if_what_is_left_cannot_be_read(monkeypatch: pytest.Mon
     assert summary.acked == group.stats().acked == 2
 
 
+def test_only_what_failed_is_shown_as_failed() -> None:
+    queue, failed = memory_queue(), list[tuple[int, str]]()
+
+    class Shown(Progress):
+        def fail(self, messages: int, error: str, *_: object) -> None:
+            failed.append((messages, error))
+
+    queue.group().configure(max_delivery_attempts=2, retry_delay=0, breaker_threshold=None)
+    queue.publish(["good", "bad"])
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text == "bad":
+            raise ValueError("no customer")
+
+    with listening(Shown()):
+        queue.group().work(handle, until="settled")
+    assert failed == [(1, "ValueError: no customer")] * 2
+
+
 class Unread(io.StringIO):
     """A pipe that nobody reads."""
 

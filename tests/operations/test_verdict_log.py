@@ -5,16 +5,15 @@ lease.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.queues import Make
+from support.rule_variants import gets, rule_variant
 
 from spark_mq import Lease, Queue, ReceivedMessage, Reject
-from spark_mq.ledger.settle import ACK, NACK, SettleOutcome, SettlePart
-from spark_mq.operations.work_report import VerdictLog
 from spark_mq.testing import ManualClock
-from spark_mq.util.progress import Progress, listening
 
 
 @pytest.fixture(autouse=True)
@@ -27,57 +26,72 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Time:
+    """The clock of the log. Only a handler moves it."""
+
     now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def nack(error: str = "no customer") -> tuple[list[SettlePart], list[SettleOutcome]]:
-    commands = [SettlePart(ACK, "l"), SettlePart(NACK, "l", error=error)]
-    return commands, [SettleOutcome(settled=5), SettleOutcome(settled=1)]
+@pytest.fixture
+def time() -> Iterator[Time]:
+    time = Time()
+    with rule_variant("VerdictLog.__init__", gets(clock=lambda _: time)):
+        yield time
 
 
 def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
-    caplog: pytest.LogCaptureFixture,
+    queue: Queue, caplog: pytest.LogCaptureFixture, time: Time
 ) -> None:
-    clock = Time()
-    log = VerdictLog("billing", clock)
-    assert log.add(*nack())
-    assert lines(caplog) == ["group billing: acked 5, nacked 1 (no customer x1)"]
-    for number in range(1_000):
-        assert not log.add(*nack(f"HTTP 503 for order {number}"))
-    assert len(lines(caplog)) == 1
-    clock.now = 10.0
-    log.add(*nack("a third"))
-    assert lines(caplog)[1:] == [
-        "group billing: acked 5,005, nacked 1,001 (HTTP 503 for order <n> x1,000; a third x1), "
-        "601/s"
+    errors = ["no customer", *(f"HTTP 503 for order {n}" for n in range(20)), "a third"]
+    queue.publish([str(n) for n in range(6 * len(errors))])
+    seen = list[int]()
+
+    def handle(lease: Lease) -> list[dict[str, Any]]:
+        seen.append(len(lines(caplog)))
+        failed, *others = (message.sequence for message in lease.messages)
+        error = errors[len(seen) - 1]
+        time.now = 10.0 * (error == "a third")
+        verdict = {"sequence": failed, "outcome": "nack", "delay": "1h", "error": error}
+        return [verdict, *({"sequence": one, "outcome": "ack"} for one in others)]
+
+    group = queue.group("billing")
+    group.work(handle, mode="batch", max_messages=6, until="empty")
+    assert seen == [0, *[1] * 21]
+    assert lines(caplog) == [
+        "group billing: acked 5, nacked 1 (no customer x1)",
+        "group billing: acked 105, nacked 21 (HTTP 503 for order <n> x20; a third x1), 12.6/s",
     ]
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
-def test_a_short_run_without_failures_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    log = VerdictLog("g", Time())
-    log.add([SettlePart(ACK, "l")], [SettleOutcome(settled=3)])
-    log.flush()
+def test_a_short_run_without_failures_logs_nothing(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.publish(["a", "b", "c"])
+    assert queue.group().work(lambda _: None, until="empty").acked == 3
     assert lines(caplog) == []
 
 
-def test_a_long_run_logs_its_rate_each_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Time()
-    log = VerdictLog("g", clock)
-    for _ in range(25):
-        clock.now += 1
-        log.add([SettlePart(ACK, "l")], [SettleOutcome(settled=610)])
-    log.flush()
+def test_a_long_run_logs_its_rate_each_ten_seconds(
+    queue: Queue, caplog: pytest.LogCaptureFixture, time: Time
+) -> None:
+    queue.publish([str(n) for n in range(25 * 61)])
+
+    def handle(_: Lease) -> None:
+        time.now += 1
+
+    queue.group("g").work(handle, mode="batch", max_messages=61, until="empty")
     assert lines(caplog) == [
-        "group g: acked 6,100, 610/s", "group g: acked 6,100, 610/s", "group g: acked 3,050, 610/s"
+        "group g: acked 610, 61/s", "group g: acked 610, 61/s", "group g: acked 305, 61/s"
     ]  # fmt: skip
 
 
-def test_a_long_error_is_cut(caplog: pytest.LogCaptureFixture) -> None:
-    VerdictLog("g", Time()).add(*nack("x" * 5_000))
+def test_a_long_error_is_cut(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.publish("a")
+    lease_and_nack = lambda lease: lease.nack(delay="1h", error="x" * 5_000)  # noqa: E731
+    queue.group("g").work(lease_and_nack, mode="batch", until="empty")
     assert len(lines(caplog)[0]) < 300
 
 
@@ -154,22 +168,3 @@ def test_the_last_attempt_writes_its_traceback_as_a_warning(
             clock.advance("1m")
     assert traced == ["INFO", "WARNING"]
     assert queue.group().stats().dead == 1
-
-
-def test_only_what_failed_is_shown_as_failed(queue: Queue) -> None:
-    failed = list[tuple[int, str]]()
-
-    class Shown(Progress):
-        def fail(self, messages: int, error: str, *_: object) -> None:
-            failed.append((messages, error))
-
-    queue.group().configure(max_delivery_attempts=2, retry_delay=0, breaker_threshold=None)
-    queue.publish(["good", "bad"])
-
-    def handle(message: ReceivedMessage) -> None:
-        if message.text == "bad":
-            raise ValueError("no customer")
-
-    with listening(Shown()):
-        queue.group().work(handle, until="settled")
-    assert failed == [(1, "ValueError: no customer")] * 2
