@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from support import processes
@@ -50,8 +51,18 @@ def test_every_message_ends_once_and_no_two_leases_overlap(place: Place) -> None
     print(dict(found.counts))
 
 
-@pytest.mark.parametrize("work", ["work", "work_in_threads", "work_on_messages"])
-def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(place: Place, work: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"mode": "batch", "max_messages": 30},
+        {"mode": "batch", "max_messages": 1, "threads": 4},
+        {"mode": "message", "max_messages": 30, "threads": 4},
+    ],
+    ids=["leases", "leases in threads", "messages in threads"],
+)
+def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(
+    place: Place, how: dict[str, Any]
+) -> None:
     given = place()
     path, options = given["path"], given.get("storage_options", {})
     settings = {**SHORT, "max_delivery_attempts": 4}
@@ -66,7 +77,7 @@ def test_a_poison_that_kills_its_worker_is_dead_lettered_alone(place: Place, wor
 
     def restart() -> bool:
         nonlocal deaths
-        worker, group = start(getattr(processes, work), path, options), queue.group().ensure()
+        worker, group = start(processes.work, path, options, how), queue.group().ensure()
         until(lambda: not worker.is_alive() or idle(queue) or group.stats().dead, "it has an end")
         deaths += worker.exitcode is not None
         # it settles what it works on: that may be another message's last attempt

@@ -69,40 +69,16 @@ def chores(path: str, options: dict[str, str], stop: Any) -> None:
         stop.wait(0.2)
 
 
-def handle(lease: Lease) -> None:
-    if any(m.value == b"poison" for m in lease.messages):
+def handle(given: Lease | ReceivedMessage) -> None:
+    """Take a moment, so that other threads have work, too. A poison kills the process."""
+    time.sleep(0.02)
+    messages = given.messages if isinstance(given, Lease) else [given]
+    if any(message.value == b"poison" for message in messages):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def work(path: str, options: dict[str, str]) -> None:
-    Queue.open(path, storage_options=options).group().work(
-        handle, mode="batch", max_messages=30, poll_interval="50ms"
-    )
-
-
-def work_in_threads(path: str, options: dict[str, str]) -> None:
-    """Work with four leases of one message at a time."""
-
-    def handle_slowly(lease: Lease) -> None:
-        time.sleep(0.02)  # so that the other threads have leases, too
-        handle(lease)
-
-    Queue.open(path, storage_options=options).group().work(
-        handle_slowly, mode="batch", max_messages=1, threads=4, poll_interval="50ms"
-    )
-
-
-def work_on_messages(path: str, options: dict[str, str]) -> None:
-    """Work on the messages of a lease in four threads."""
-
-    def handle_one(message: ReceivedMessage) -> None:
-        time.sleep(0.02)  # so that the other threads have messages, too
-        if message.text == "poison":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Queue.open(path, storage_options=options).group().work(
-        handle_one, mode="message", max_messages=30, threads=4, poll_interval="50ms"
-    )
+def work(path: str, options: dict[str, str], how: dict[str, Any]) -> None:
+    Queue.open(path, storage_options=options).group().work(handle, poll_interval="50ms", **how)
 
 
 def start(target: Callable[..., None], *args: Any) -> Any:
