@@ -34,7 +34,7 @@ def good() -> Rows:
 
 
 def wrong(rows: Rows) -> list[str]:
-    return check([0, 1], rows, skew=SKEW, drained=["g"], first={}).wrong
+    return check([0, 1], rows, skew=SKEW, drained=["g"]).wrong
 
 
 def test_nothing_is_wrong_with_a_good_history() -> None:

@@ -122,7 +122,7 @@ def checked(case: Case, path: Path, reported: list[int], killed: str) -> Counter
     if case.name == "drop":
         rows = [row for row in rows if row["consumer_group"] != "other"]
         groups = ["default"]
-    found = check(sequences, rows, skew=timedelta(hours=-4), drained=groups, first={})
+    found = check(sequences, rows, skew=timedelta(hours=-4), drained=groups)
     assert found.wrong == [], f"{killed}: {found.wrong}"
     EXTRA.get(case.name, lambda *_: None)(later(), path, killed)
     return found.counts

@@ -31,6 +31,13 @@ PRECISION = timedelta(milliseconds=2)
 """Of the times of Delta's commits."""
 
 
+TAKEN_BACK = {
+    *("given_back", "fenced", "skipped", "seek", "lost"),
+    *("exhausted", "expired", "routed", "unblocked"),
+}
+"""The events after which nobody holds a message, without a word from its holder."""
+
+
 @dataclass
 class Findings:
     """What was found wrong, and how much was looked at."""
@@ -62,12 +69,8 @@ def check(
     *,
     skew: timedelta,
     drained: Iterable[str],
-    first: Mapping[str, int],
 ) -> Findings:
-    """Follows each message through the events.
-
-    ``drained``: groups in which every message must have ended, from sequence `first` on.
-    """
+    """Follows each message through the events. In `drained` groups, every one must have ended."""
     found, sequences = Findings(), sorted(published)
     lives: dict[tuple[str, int], Life] = defaultdict(Life)
     for row in rows:
@@ -77,9 +80,8 @@ def check(
                 _step(found, lives[row["consumer_group"], seq], row, seq, skew)
     for group in drained:
         for seq in sequences:
-            if seq >= first.get(group, 0):
-                ends = lives[group, seq].ends
-                found.expect(ends == 1, f"group {group}: message {seq} ended {ends} times")
+            ends = lives[group, seq].ends
+            found.expect(ends == 1, f"group {group}: message {seq} ended {ends} times")
     found.counts["messages"] = len(sequences)
     return found
 
@@ -90,15 +92,11 @@ def between(sequences: list[int], first: int, last: int) -> list[int]:
 
 def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> None:
     event, lease = row["event"], row["lease_id"]
-    where = (
-        f"version {row['version']}: message {seq} of group {row['consumer_group']}: {event} "
-        f"by {lease}"
-    )
+    of = f"version {row['version']}: message {seq} of group {row['consumer_group']}"
+    where, holder = f"{of}: {event} by {lease}", f"but {life.holder or 'nobody'} holds it"
     found.expect(life.ends == 0 or event == "seek", f"{where}, but it had ended")
     if event in ("leased", "replayed"):
-        found.expect(
-            life.holder is None or event == "replayed", f"{where}, but {life.holder} holds it"
-        )
+        found.expect(life.holder is None or event == "replayed", f"{where}, {holder}")
         early = life.free_at is not None and row["leased_at"] + PRECISION < life.free_at
         found.expect(
             not early,
@@ -111,16 +109,14 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
         )
         life.holder, life.expired, life.free_at = lease, None, None
     elif event in ("acked", "nacked", "rejected", "released", "returned", "extended"):
-        found.expect(
-            lease is not None and lease in (life.holder, life.expired),
-            f"{where}, but {life.holder or 'nobody'} holds it",
-        )
+        mine = lease is not None and lease in (life.holder, life.expired)
+        found.expect(mine, f"{where}, {holder}")
         life.deliveries -= event in ("released", "returned") and life.holder is not None
         life.holder, life.expired, life.free_at = (
             (lease, None, None) if event == "extended" else (None, None, None)
         )
     elif event == "lease_expired":
-        found.expect(lease == life.holder, f"{where}, but {life.holder or 'nobody'} holds it")
+        found.expect(lease == life.holder, f"{where}, {holder}")
         deadline = row["available_at"] or row["expires_at"]
         if deadline is not None:
             found.expect(
@@ -132,17 +128,7 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
     elif event == "other_group":
         delivered = life.deliveries or life.holder
         found.expect(not delivered, f"{where}, but it was delivered to this group")
-    elif event in (
-        "given_back",
-        "fenced",
-        "skipped",
-        "seek",
-        "lost",
-        "exhausted",
-        "expired",
-        "routed",
-        "unblocked",
-    ):
+    elif event in TAKEN_BACK:
         life.holder = life.expired = life.free_at = None
         if event in ("seek", "unblocked", "fenced"):
             life.deliveries = 0
@@ -157,18 +143,12 @@ def _step(found: Findings, life: Life, row: Row, seq: int, skew: timedelta) -> N
 
 def _read(path: str | Path, options: Options) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(version, actions) of each commit in the log of a table."""
-    root = DeltaStorageHandler(str(path), dict(options))
-    files = PyFileSystem(root)
-    for info in sorted(
-        files.get_file_info(FileSelector("_delta_log")), key=lambda info: str(info.path)
-    ):
-        name = info.path.rpartition("/")[2]
+    files = PyFileSystem(DeltaStorageHandler(str(path), dict(options)))
+    for found in sorted(info.path for info in files.get_file_info(FileSelector("_delta_log"))):
+        name = found.rpartition("/")[2]
         if name.endswith(".json") and name[:-5].isdigit():
-            with files.open_input_file(info.path) as file:
-                yield (
-                    int(name[:-5]),
-                    [json.loads(line) for line in file.read().splitlines() if line],
-                )
+            with files.open_input_file(found) as file:
+                yield int(name[:-5]), [json.loads(line) for line in file.read().splitlines()]
 
 
 def added_files(path: str | Path, options: Options = NONE) -> Iterator[tuple[int, str, int, int]]:
@@ -202,20 +182,16 @@ def published(path: str | Path, options: Options = NONE) -> list[int]:
 
 def history(path: str | Path, options: Options = NONE) -> list[Row]:
     """All of ``history/``, in the order in which it happened."""
-    rows = (
-        DeltaTable(f"{path}/history", storage_options=dict(options)).to_pyarrow_table().to_pylist()
-    )
+    table = DeltaTable(f"{path}/history", storage_options=dict(options))
+    rows = table.to_pyarrow_table().to_pylist()
     return sorted(rows, key=lambda row: (row["version"], row["ordinal"]))
 
 
 def dead_letters(path: str | Path, options: Options = NONE) -> Counter[tuple[str, int]]:
     """How often each message of each group lies in the DLQ."""
     table = DeltaTable(f"{path}/dead_letters/messages", storage_options=dict(options))
-    reported = [
-        dict(headers)
-        for headers in table.to_pyarrow_table(columns=["headers"])["headers"].to_pylist()
-    ]
-    return Counter((one["spark_mq.group"], int(one["spark_mq.sequence"])) for one in reported)
+    letters = map(dict, table.to_pyarrow_table(columns=["headers"])["headers"].to_pylist())
+    return Counter((one["spark_mq.group"], int(one["spark_mq.sequence"])) for one in letters)
 
 
 def check_queue(
@@ -223,7 +199,7 @@ def check_queue(
 ) -> Findings:
     """Checks a whole queue whose ledger has been archived. Groups start at the earliest message."""
     rows, sequences = history(path, options), published(path, options)
-    found = check(sequences, rows, skew=skew, drained=drained, first={})
+    found = check(sequences, rows, skew=skew, drained=drained)
     routed = Counter(
         (row["consumer_group"], seq)
         for row in rows

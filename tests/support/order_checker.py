@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -23,23 +22,8 @@ __all__ = ["check_order", "check_order_of_queue", "keys_of"]
 Slot = tuple[str, int]
 """A key and a priority."""
 
-_HOLD_BACK: Final = ("available", "leased", "blocked")
-"""The states in which a message holds back the later ones of its slot."""
-
-
-@dataclass
-class _Message:
-    """One message in one group."""
-
-    state: str = "available"
-    holder: str | None = None
-
-
-@dataclass
-class _Group:
-    """The messages of a group by their slots, in the order of sequence."""
-
-    slots: dict[Slot, dict[int, _Message]] = field(default_factory=dict)
+_HOLD_BACK: Final = ("available", "blocked")
+"""The states in which a message that nobody holds keeps back the later ones of its slot."""
 
 
 def check_order(keys: Mapping[int, Slot], rows: Iterable[Row], groups: Iterable[str]) -> Findings:
@@ -60,53 +44,49 @@ def check_order(keys: Mapping[int, Slot], rows: Iterable[Row], groups: Iterable[
         ``wrong`` names each message that two leases hold together, or that a lease holds before its
         turn. ``counts["holds"]`` says how many held messages were checked.
     """
-    found, sequences = Findings(), sorted(keys)
-    by_slot: dict[Slot, list[int]] = defaultdict(list)
+    found, sequences, ordered = Findings(), sorted(keys), {*groups}
+    slots: dict[Slot, list[int]] = defaultdict(list)
     for sequence in sequences:
-        by_slot[keys[sequence]].append(sequence)
-    chosen = {
-        group: _Group({slot: {one: _Message() for one in of} for slot, of in by_slot.items()})
-        for group in groups
-    }
+        slots[keys[sequence]].append(sequence)
+    now: dict[tuple[str, int], tuple[str, str | None]] = defaultdict(lambda: ("available", None))
     for version, events in groupby(rows, key=lambda row: row["version"]):
         changed: set[tuple[str, str]] = set()
         for row in events:
-            if row["event"] is not None and row["consumer_group"] in chosen:
-                changed |= _apply(chosen[row["consumer_group"]], row, keys, sequences)
+            group = row["consumer_group"]
+            if row["event"] is not None and group in ordered:
+                for sequence in between(sequences, row["first"], row["last"]):
+                    now[group, sequence] = row["state"], row["lease_id"]
+                    changed.add((group, keys[sequence][0]))
         for group, key in sorted(changed):
-            _check_key(found, f"version {version}, group {group}", chosen[group], key)
+            holders: set[str | None] = set()
+            for priority in range(10):
+                states = [(seq, *now[group, seq]) for seq in slots.get((key, priority), ())]
+                holders |= _check_slot(found, f"version {version}, group {group}", key, states)
+            one = len(holders) <= 1
+            found.expect(
+                one,
+                f"version {version}, group {group}: {sorted(map(str, holders))} hold key {key!r}",
+            )
     return found
 
 
-def _apply(
-    group: _Group, row: Row, keys: Mapping[int, Slot], sequences: list[int]
-) -> set[tuple[str, str]]:
-    """Take in an event. Return the group with each key that it changes."""
-    changed = set()
-    for sequence in between(sequences, row["first"], row["last"]):
-        message = group.slots[keys[sequence]][sequence]
-        message.state = row["state"]
-        message.holder = row["lease_id"] if row["state"] == "leased" else None
-        changed.add((row["consumer_group"], keys[sequence][0]))
-    return changed
-
-
-def _check_key(found: Findings, where: str, group: _Group, key: str) -> None:
-    """Check one holder for a key, and no held message behind an unsettled one."""
+def _check_slot(
+    found: Findings, where: str, key: str, states: list[tuple[int, str, str | None]]
+) -> set[str | None]:
+    """Check that no held message is behind an unsettled one. Return the holders."""
     holders: set[str | None] = set()
-    for priority in range(10):
-        waiting: int | None = None
-        for sequence, message in group.slots.get((key, priority), {}).items():
-            if message.state == "leased":
-                found.counts["holds"] += 1
-                holders.add(message.holder)
-                found.expect(
-                    waiting is None,
-                    f"{where}: {message.holder} holds {sequence} of key {key!r} before {waiting}",
-                )
-            elif message.state in _HOLD_BACK and waiting is None:
-                waiting = sequence
-    found.expect(len(holders) <= 1, f"{where}: {sorted(map(str, holders))} hold key {key!r}")
+    waiting: int | None = None
+    for sequence, state, holder in states:
+        if state == "leased":
+            found.counts["holds"] += 1
+            holders.add(holder)
+            found.expect(
+                waiting is None,
+                f"{where}: {holder} holds {sequence} of key {key!r} before {waiting}",
+            )
+        elif state in _HOLD_BACK and waiting is None:
+            waiting = sequence
+    return holders
 
 
 def keys_of(path: str | Path) -> dict[int, Slot]:
