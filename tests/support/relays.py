@@ -95,11 +95,14 @@ def running(module: str, endpoint: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def serving(
-    serve: Callable[[Relay, bytes], None], endpoint: str = "http://127.0.0.1:1"
+    serve: Callable[[Relay, bytes], None],
+    endpoint: str = "http://127.0.0.1:1",
+    *,
+    handler: type[Relay] = Relay,
 ) -> Iterator[str]:
     """Let a function serve each request, by a thread for each connection. Yield the address."""
 
-    class Serving(Relay):
+    class Serving(handler):  # type: ignore[misc, valid-type]
         def serve(self, body: bytes) -> None:
             serve(self, body)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.short_keys import ShortKeys
+from support.short_keys import ShortKeys, short_keys
 from support.stores import STORES, started
 
 __all__ = ["UnityServer", "unity_server"]
@@ -79,8 +79,9 @@ def unity_server(life: float) -> Iterator[UnityServer]:
             )
         )  # fmt: skip
         admin = [str(STORES / "versitygw"), "admin", "--access", "root", "--secret", "root-secret"]
-        keys = ShortKeys([*admin, "--endpoint-url", store], folder, life)
-        stack.callback(keys.close)
+        keys, around = stack.enter_context(
+            short_keys([*admin, "--endpoint-url", store], folder, life)
+        )
         config = folder / "config.yaml"
         secret = base64.b64encode(uuid.uuid4().bytes * 2).decode()
         config.write_text(
@@ -88,7 +89,6 @@ def unity_server(life: float) -> Iterator[UnityServer]:
             f'encryption:\n  active:\n    id: tests\n    key: "{secret}"\n'
             f'managed_storage_root: "s3://{BUCKET}/managed"\n'
         )
-        around = {"HTTPS_PROXY": keys.proxy, "SSL_CERT_FILE": str(keys.authority)}
         url = stack.enter_context(
             started(
                 "uc-server", "serve", "--config", str(config), "--host", "127.0.0.1",
