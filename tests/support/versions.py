@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
+import multiprocessing
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,83 +15,76 @@ import pytest
 __all__ = ["ROOT", "Version", "running", "version_of"]
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = """
-import json, sys
-from pathlib import Path
-import spark_mq
+SPAWN = multiprocessing.get_context("spawn")
 
-assert Path(spark_mq.__file__).parents[1] == Path(sys.argv[1]), spark_mq.__file__
-held = {}
 
-def create(path, **settings):
-    spark_mq.Queue.create(path, **settings)
+class Calls:
+    """What a process does with one queue, by the package that it finds."""
 
-def publish(path, values):
-    spark_mq.Queue.open(path).publish(values)
+    def __init__(self, folder: Path, path: Path) -> None:
+        import spark_mq
 
-def lease(path, count):
-    taken = group.lease("w", max_messages=count, visibility_timeout="10m")
-    if taken is None:
-        return []
-    held.update((message.text, (taken, message.sequence)) for message in taken.messages)
-    return [message.text for message in taken.messages]
+        assert Path(spark_mq.__file__).parents[1] == folder, spark_mq.__file__
+        self.package, self.path = spark_mq, path
+        self.held: dict[str, tuple[Any, int]] = {}
 
-def settle(path, verb, value, **options):
-    taken, sequence = held.pop(value)
-    getattr(taken, verb)([sequence], **options)
+    @property
+    def queue(self) -> Any:
+        return self.package.Queue.open(self.path)
 
-def drain(path, count):
-    values = []
-    while taken := group.lease("w", max_messages=count, wait="1s"):
-        values += [message.text for message in taken.messages]
-        taken.extend("5m")
-        taken.ack()
-    return values
+    def create(self, **settings: Any) -> None:
+        self.package.Queue.create(self.path, **settings)
 
-def sweep(path):
-    queue.sweep()
+    def publish(self, values: list[str]) -> None:
+        self.queue.publish(values)
 
-def redrive(path):
-    return queue.redrive().messages
+    def lease(self, count: int) -> list[str]:
+        taken = self.queue.group().lease("w", max_messages=count, visibility_timeout="10m")
+        messages = taken.messages if taken else []
+        self.held |= {message.text: (taken, message.sequence) for message in messages}
+        return [message.text for message in messages]
 
-def stats(path):
-    found = group.stats()
-    names = "ready", "delayed", "leased", "dead", "acked", "dead_lettered", "nacked", "rejected"
-    return {name: getattr(found, name) for name in names}
+    def settle(self, verb: str, value: str, **options: Any) -> None:
+        taken, sequence = self.held.pop(value)
+        getattr(taken, verb)([sequence], **options)
 
-for line in sys.stdin:
-    name, path, values, options = json.loads(line)
-    if name != "create":
-        queue = spark_mq.Queue.open(path)
-        group = queue.group()
-    print(json.dumps(globals()[name](path, *values, **options)), flush=True)
-"""
+    def drain(self, count: int) -> list[str]:
+        values, group = [], self.queue.group()
+        while taken := group.lease("w", max_messages=count, wait="1s"):
+            values += [message.text for message in taken.messages]
+            taken.extend("5m")
+            taken.ack()
+        return values
+
+    def sweep(self) -> None:
+        self.queue.sweep()
+
+    def redrive(self) -> int:
+        return int(self.queue.redrive().messages)
+
+    def stats(self) -> dict[str, Any]:
+        found = self.queue.group().stats()
+        names = "ready", "delayed", "leased", "dead", "acked", "dead_lettered", "nacked", "rejected"
+        return {name: getattr(found, name) for name in names}
+
+
+def serve(folder: Path, path: Path, pipe: Any) -> None:
+    calls = Calls(folder, path)
+    while True:
+        name, values, options = pipe.recv()
+        pipe.send(getattr(calls, name)(*values, **options))
 
 
 class Version:
-    """A process that makes the calls of ``PROGRAM`` on one queue, by one version of the package."""
+    """A process that makes :class:`Calls`, by one version of the package."""
 
-    def __init__(self, folder: Path, path: Path) -> None:
-        self._path = path
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=path.parent,
-            env={**os.environ, "PYTHONPATH": str(folder)},
-        )  # fmt: skip
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self.end = pipe.recv
 
     def begin(self, name: str, *values: Any, **options: Any) -> None:
         """Begin a call, whose result :meth:`end` returns."""
-        assert self.process.stdin is not None
-        print(
-            json.dumps([name, str(self._path), values, options]),
-            file=self.process.stdin, flush=True,
-        )  # fmt: skip
-
-    def end(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the process has ended, see its error"
-        return json.loads(line)
+        self._pipe.send((name, values, options))
 
     def call(self, name: str, *values: Any, **options: Any) -> Any:
         self.begin(name, *values, **options)
@@ -117,13 +108,16 @@ def version_of(commit: str, folder: Path) -> Path:
 @contextmanager
 def running(*folders: Path, on: Path) -> Iterator[list[Version]]:
     """Run a process for each folder with a package, on one queue."""
-    versions = [Version(folder, on) for folder in folders]
-    try:
+    versions = list[Version]()
+    with ExitStack() as stack:
+        for folder in folders:
+            ours, theirs = SPAWN.Pipe()
+            process = SPAWN.Process(target=serve, args=(folder, on, theirs))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.syspath_prepend(folder)  # where the process looks first
+                process.start()
+            theirs.close()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            versions.append(Version(ours))
         yield versions
-    finally:
-        for version in versions:
-            version.process.kill()
-            version.process.wait()
-            for stream in (version.process.stdin, version.process.stdout):
-                if stream is not None:
-                    stream.close()
