@@ -332,7 +332,7 @@ def test_an_outage_that_begins_at_any_call_counts_one_delivery_at_most(
 
 def working(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> Any:
     """A worker in a thread, which waits out an outage."""
-    return worker.working(queue.group(), handler, patience=60, poll_interval="1ms", **options)
+    return worker.working(queue.group(), handler, poll_interval="1ms", **options)
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -363,7 +363,7 @@ def test_a_thread_that_outlasts_max_lease_duration_keeps_no_other_lease(
             assert go_on.wait(60)
 
     queue.publish(["hung", "next"])
-    with working(queue.group().ensure(), handle, patience=60, **options) as done:
+    with working(queue.group().ensure(), handle, **options) as running:
         try:
             assert hung.wait(60)
             until(lambda: clock.advance(moment) or "reached max_lease_duration" in caplog.text)
@@ -374,7 +374,7 @@ def test_a_thread_that_outlasts_max_lease_duration_keeps_no_other_lease(
             taken.ack()
         finally:
             go_on.set()
-    assert (len(seen), done[0].leases) == (1, 1)
+    assert (len(seen), running.result().leases) == (1, 1)
 
 
 def test_an_own_extension_outlasts_max_lease_duration(queue: Queue, clock: ManualClock) -> None:

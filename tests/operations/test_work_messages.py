@@ -42,7 +42,7 @@ def revision(queue: Queue) -> int:
 def working(queue: Queue, handler: Handler, **options: Any) -> Any:
     """A worker in a thread of its own. The test may look at its group before the first lease."""
     group = queue.group().ensure()
-    return worker.working(group, handler, patience=60, mode="message", **options)
+    return worker.working(group, handler, mode="message", **options)
 
 
 # -- many together
@@ -105,13 +105,13 @@ def test_a_slow_message_delays_neither_settles_nor_leases(queue: Queue) -> None:
         if message.value == b"slow":
             assert go_on.wait(60)
 
-    with working(queue, handle, threads=2) as done:
+    with working(queue, handle, threads=2) as running:
         until(lambda: counts(queue) == {"acked": 20, "leased": 1})
         queue.publish([str(n) for n in range(20)])
         until(lambda: counts(queue) == {"acked": 40, "leased": 1})
         go_on.set()
         until(lambda: counts(queue) == {"acked": 41})
-    assert done[0].settled == 41
+    assert running.result().settled == 41
 
 
 def test_no_more_is_leased_than_the_handlers_need_soon(queue: Queue) -> None:
@@ -379,9 +379,9 @@ def test_until_settled_waits_for_delayed_messages_and_retries(
     def step() -> bool:
         if not counts(queue).get("ready") and counts(queue).get("delayed"):
             clock.advance("10s")
-        return bool(done)
+        return running.done()
 
-    with worker.working(queue.group(), handle, mode=mode, until="settled") as done:
+    with worker.working(queue.group(), handle, mode=mode, until="settled") as running:
         until(step)  # 31 steps, each of which asks a store twice
     assert sorted(seen) == [1, 1, 2, 3]
     assert counts(queue) == {"acked": 2}
@@ -392,11 +392,11 @@ def test_until_settled_waits_for_leases_of_others(queue: Queue) -> None:
     held, seen = lease(queue, 1), list[int]()
     with working(
         queue, lambda m: seen.append(m.delivery_count), until="settled", poll_interval="50ms"
-    ) as done:
+    ) as running:
         until(lambda: revision(queue) > 0)
-        assert not done
+        assert not running.done()
         held.nack(delay=0)
-        until(lambda: done)
+        until(running.done)
     assert seen == [2]
 
 
@@ -487,7 +487,7 @@ def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_ret
             hung.set()
             assert go_on.wait(60)
 
-    with working(queue, handle, max_lease_duration=MICROSECOND, poll_interval="10ms") as done:
+    with working(queue, handle, max_lease_duration=MICROSECOND, poll_interval="10ms") as running:
         queue.publish("quick")
         until(lambda: counts(queue) == {"acked": 1})
         queue.publish(["hung", "b", "c", "d"])
@@ -507,7 +507,8 @@ def test_a_thread_that_outlasts_max_lease_duration_gets_no_messages_until_it_ret
         queue.publish("later")
         until(lambda: counts(queue) == {"acked": 6})
     assert seen == [b"quick", b"hung", b"later"]
-    assert (done[0].leases, done[0].acked, done[0].released) == (3, 2, 3)
+    summary = running.result()
+    assert (summary.leases, summary.acked, summary.released) == (3, 2, 3)
 
 
 @pytest.mark.usefixtures("short_leases")

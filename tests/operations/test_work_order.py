@@ -141,7 +141,7 @@ def test_a_slow_lane_leaves_the_others_their_threads(queue: Queue) -> None:
             assert go_on.wait(60)
 
     options: dict[str, Any] = {"mode": "message", "threads": 2, "poll_interval": 0.02}
-    with working(queue.group(), handle, patience=60, **options):
+    with working(queue.group(), handle, **options):
         try:
             until(lambda: seen.count("cold") == 15)
             assert seen.count("hot") == 1
@@ -252,7 +252,7 @@ def test_the_order_of_a_group_may_change_while_a_worker_runs() -> None:
     def handle(message: ReceivedMessage) -> None:
         seen.append(message.text)
 
-    with working(group, handle, patience=60, mode="message", threads=2):
+    with working(group, handle, mode="message", threads=2):
         until(lambda: len(seen) == 3)
         group.configure(order="key")
         queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])

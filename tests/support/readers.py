@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -29,31 +30,27 @@ def opened(table: LedgerTable) -> DeltaTable:
 
 def reads_beside_a_writer(queue: Queue, reads: int) -> None:
     """Each read of the newest version by delta-rs finds the file of a ledger, and all its rows."""
-    stop, failures = threading.Event(), list[BaseException]()
-    group, allowed = queue.group().ensure(), threading.Semaphore(0)
+    stop, allowed = threading.Event(), threading.Semaphore(0)
+    group = queue.group().ensure()
 
     def write() -> None:
-        try:
-            held = group.lease("w", max_messages=2)
-            while held is not None and not stop.is_set():
-                if allowed.acquire(timeout=0.1):
-                    held.extend()
-        except BaseException as error:
-            failures.append(error)
+        held = group.lease("w", max_messages=2)
+        while held is not None and not stop.is_set():
+            if allowed.acquire(timeout=0.1):
+                held.extend()
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        versions = set()
-        for _ in range(reads):
-            # Without a limit, each listing of a log that only grows would catch a commit between.
-            allowed.release(COMMITS_OF_A_READ)
-            table = opened(ledgers_of(queue))
-            rows = table.to_pyarrow_table(columns=["state"])
-            assert rows["state"].to_pylist().count("header") == 1
-            versions.add(table.version())
-    finally:
-        stop.set()
-        writer.join()
-    assert not failures
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            versions = set()
+            for _ in range(reads):
+                # Without a limit, each listing of the log would catch a commit between.
+                allowed.release(COMMITS_OF_A_READ)
+                table = opened(ledgers_of(queue))
+                rows = table.to_pyarrow_table(columns=["state"])
+                assert rows["state"].to_pylist().count("header") == 1
+                versions.add(table.version())
+        finally:
+            stop.set()
+    writing.result()
     assert len(versions) > reads // 20, "the writer was busy"

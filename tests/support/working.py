@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,34 +41,17 @@ def events(queue: Queue, sequence: int) -> list[str]:
 
 @contextmanager
 def working(
-    group: ConsumerGroup,
-    handler: Callable[[Any], Any] = lambda _: None,
-    *,
-    patience: float = 30,
-    **options: Any,
-) -> Iterator[list[WorkSummary]]:
-    """A worker that runs in the block, and ends without an error within `patience` seconds.
-
-    The list gets its summary.
-    """
-    stop, failed, done = threading.Event(), list[BaseException](), list[WorkSummary]()
-
-    def work() -> None:
-        try:
-            done.append(group.work(handler, **{"mode": "batch", "stop": stop, **options}))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
+    group: ConsumerGroup, handler: Callable[[Any], Any] = lambda _: None, **options: Any
+) -> Iterator[Future[WorkSummary]]:
+    """A worker that runs in the block, and ends without an error within a minute."""
+    stop, pool = threading.Event(), ThreadPoolExecutor(1)
+    running = pool.submit(group.work, handler, **{"mode": "batch", "stop": stop, **options})
+    pool.shutdown(wait=False)
     try:
-        yield done
+        yield running
     finally:
         stop.set()
-        thread.join(patience)
-        assert not thread.is_alive()
-    for error in failed:
-        raise error
+        running.result(60)
 
 
 def leave_heartbeat(queue: Queue, group: str, worker_id: str, **facts: Any) -> None:
