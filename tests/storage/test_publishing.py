@@ -5,6 +5,7 @@ messages.
 from __future__ import annotations
 
 import json
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from deltalake import write_deltalake
 from support.handles import again, lease, on_commit
 from support.queues import Make
+from support.rule_variants import gets, rule_variant
 from support.tables import context_of, group_ledger_of, messages_of
 
 from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
@@ -241,3 +243,32 @@ def test_a_message_keeps_its_first_id_through_the_dead_letter_queue_and_back(
         (back,) = lease(queue).messages
         assert (back.message_id, back.value) == (first.message_id, b"a")
         assert back.sequence > first.sequence
+
+
+# -- ids
+
+
+def ids_of(queue: Queue, count: int) -> list[str]:
+    """The ids that messages get that are published without one."""
+    queue.publish([b""] * count)
+    return [message.message_id for message in lease(queue, count).messages]
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 1_000])
+def test_random_ids_are_uuid4_and_all_different(queue: Queue, count: int) -> None:
+    """Also where they are made in several pieces."""
+    with rule_variant("random_ids", gets(chunk=7)):
+        texts = ids_of(queue, count)
+    assert len(set(texts)) == count
+    for text in texts:
+        parsed = uuid.UUID(text)
+        assert (str(parsed), parsed.version, parsed.variant) == (text, 4, uuid.RFC_4122)
+
+
+def test_all_random_digits_of_an_id_are_used(queue: Queue) -> None:
+    """All but the version and two bits of the variant: 122 bits."""
+    bits = [0, 0]
+    for text in ids_of(queue, 400):
+        number = uuid.UUID(text).int
+        bits = [bits[0] | number, bits[1] | ~number & (1 << 128) - 1]
+    assert (bits[0] & bits[1]).bit_count() == 122
