@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from support.blocks import ROOT
 from support.marks import without_delta
+from support.rule_variants import returns, rule_variant
 
 from spark_mq.errors import InvalidOption
 from spark_mq.spark import session
-from spark_mq.spark.spark_session import delta_settings
 
 PROGRAM = """
 import sys
@@ -70,15 +72,40 @@ def test_delta_is_refused_on_a_spark_that_it_has_no_jar_for() -> None:
         session(delta=True)
 
 
+class Asked(Exception):
+    """In the place of a session."""
+
+
+@pytest.fixture
+def asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Return what ``session`` asks Spark for, beside the user's ``spark-defaults.conf``."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.jars.packages org.example:b:1\n"
+        "spark.jars.excludes=org.slf4j:slf4j-api\n"
+        "spark.sql.extensions: org.example.Extensions\n"
+    )
+
+    def get_or_create(builder: Any) -> None:
+        raise Asked
+
+    def ask(settings: Mapping[str, str]) -> dict[str, str]:
+        asked: dict[str, str] = {}
+        config = lambda builder, *given: asked.update([given]) or builder  # noqa: E731
+        monkeypatch.setattr(SparkSession.Builder, "config", config)
+        with rule_variant("has_java", returns(False)), pytest.raises(Asked):
+            session("x", settings, delta=True)
+        assert asked.pop("spark.app.name") == "x"
+        return asked
+
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", get_or_create)
+    return ask
+
+
 @pytest.mark.delta
-def test_packages_and_extensions_of_the_user_stay() -> None:
-    own = {"spark.jars.packages": "org.example:a:1", "spark.app.id": "x"}
-    usual = {
-        "spark.jars.packages": "org.example:b:1",
-        "spark.jars.excludes": "org.slf4j:slf4j-api",
-        "spark.sql.extensions": "org.example.Extensions",
-    }
-    changed = delta_settings(own, usual)
+def test_packages_and_extensions_of_the_user_stay(asked_for: Callable[..., dict[str, str]]) -> None:
+    changed = asked_for({"spark.jars.packages": "org.example:a:1", "spark.app.id": "x"})
     assert changed["spark.jars.packages"].startswith("org.example:a:1,io.delta:delta-spark_4.2_")
     assert changed["spark.jars.excludes"].count("org.slf4j:slf4j-api") == 1
     assert changed["spark.sql.extensions"] == (
@@ -86,7 +113,6 @@ def test_packages_and_extensions_of_the_user_stay() -> None:
     )
     assert changed["spark.app.id"] == "x"
     assert changed["spark.databricks.delta.snapshotPartitions"] == "2"  # on one machine
-    assert "spark.databricks.delta.snapshotPartitions" not in delta_settings(
-        {"spark.master": "yarn"}, usual
-    )
-    assert delta_settings(changed, usual) == changed
+    on_yarn = asked_for({"spark.master": "yarn"})
+    assert "spark.databricks.delta.snapshotPartitions" not in on_yarn
+    assert asked_for(changed) == changed
