@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from support.handles import lease, until
+from support.rule_variants import first, rule_variant
 
 from spark_mq import ConsumerGroup, Lease, Message, ReceivedMessage, Reject, Retry
 from spark_mq.interfaces.cli.output import Left, track
 from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
-from spark_mq.util.progress import Progress, listening, step
 
 
 class Terminal(io.StringIO):
@@ -51,12 +51,7 @@ def test_a_busy_command_says_that_it_runs() -> None:
 
 def steps_of(call: Callable[[], object]) -> list[str]:
     said: list[str] = []
-
-    class Steps(Progress):
-        def step(self, text: str) -> None:
-            said.append(text)
-
-    with listening(Steps()):
+    with rule_variant("progress:step", first(lambda a: said.append(a.text))):
         call()
     return said
 
@@ -84,14 +79,15 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
 
 
 def test_the_step_is_shown() -> None:
-    stream, terminal = Heard(), Terminal()
+    stream, terminal, queue = Heard(), Terminal(), memory_queue()
     with track("sweeping", None, stream, pause=0.001):
-        step("chore 1 of 7: index commits")
-        until(lambda: "commits: 0s" in stream.getvalue())
+        queue.sweep()
+        until(lambda: "queue: 0s" in stream.getvalue())
+    queue.publish("a")
     with track("purging", None, terminal):
-        step("groups, 0 of 2 done")
-    assert "sweeping: chore 1 of 7: index commits: 0s\n" in stream.getvalue()
-    assert "purging: groups, 0 of 2 done" in terminal.getvalue()
+        queue.purge(queue.name)
+    assert "purging: drop files" in terminal.getvalue()
+    assert "sweeping: chore 7 of 7: the dead-letter queue: 0s\n" in stream.getvalue()
 
 
 def test_a_short_command_says_nothing() -> None:
@@ -308,22 +304,16 @@ def test_a_worker_goes_on_if_what_is_left_cannot_be_read(monkeypatch: pytest.Mon
 
 
 def test_only_what_failed_is_shown_as_failed() -> None:
-    queue, failed = memory_queue(), list[tuple[int, str]]()
-
-    class Shown(Progress):
-        def fail(self, messages: int, error: str, *_: object) -> None:
-            failed.append((messages, error))
-
-    queue.group().configure(max_delivery_attempts=2, retry_delay=0, breaker_threshold=None)
+    queue = memory_queue(max_delivery_attempts=2, retry_delay=0, breaker_threshold=None)
     queue.publish(["good", "bad"])
 
     def handle(message: ReceivedMessage) -> None:
         if message.text == "bad":
             raise ValueError("no customer")
 
-    with listening(Shown()):
+    with track("settled", 2, io.StringIO(), clock=lambda: 0.0) as shown:
         queue.group().work(handle, until="settled")
-    assert failed == [(1, "ValueError: no customer")] * 2
+    assert str(shown) == "settled: 2 of 2 messages, 100%, 2 failures"
 
 
 class Unread(io.StringIO):
