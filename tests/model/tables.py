@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from support.handles import memory_store
-from support.tables import context_of, ledgers_of
+from support.tables import context_of, ledgers_of, messages_of
 
 from spark_mq import PublishReceipt
 from spark_mq.errors import CommitConflict
@@ -22,7 +23,6 @@ from spark_mq.parquet.lease_columns import read_delivery_times
 from spark_mq.parquet.writer import WrittenFile
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import HORIZON, LedgerTable
-from spark_mq.storage.message_log import LogPlan
 from spark_mq.storage.message_table import MessageTable
 from spark_mq.storage.publishes import NOTHING_MET, PendingPublish, check_txn
 from spark_mq.testing import ManualClock, memory_queue
@@ -30,6 +30,10 @@ from spark_mq.util.clock import Clock, to_micros
 from spark_mq.util.validation import RESERVED_PREFIX
 
 __all__ = ["DOUBLES", "MemoryLedgers", "MemoryMessages", "NoHistory"]
+
+
+AGREED = messages_of(memory_queue()).plan_recovery()
+"""The plan of a log without ``commits/``."""
 
 
 class MemoryMessages(MessageTable):
@@ -95,10 +99,10 @@ class MemoryMessages(MessageTable):
     def known(self) -> MessageIndex:
         return self.held_index
 
-    def plan_recovery(self) -> LogPlan:
-        return LogPlan(self.held_index)
+    def plan_recovery(self) -> Any:
+        return replace(AGREED, index=self.held_index)
 
-    def rewrite_commits(self, plan: LogPlan) -> None:
+    def rewrite_commits(self, plan: Any) -> None:
         pass  # there is no ``commits/``
 
     def forget(self, up_to: int, keep_since: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,21 +20,21 @@ from support.handles import again, history, lease
 from support.limits import Limits
 from support.queues import Make
 from support.readers import reads_beside_a_writer
-from support.tables import ledgers_of
+from support.rule_variants import first, rule_variant
+from support.tables import checkpoint, commit_file, last_checkpoint, ledgers_of
 
 from spark_mq import Queue, errors
-from spark_mq.delta.actions import AddFile, checkpoint_path, log_path
+from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.delta.state import last_checkpoint
-from spark_mq.delta.tables import write_checkpoint
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
-from spark_mq.storage import ledger_files
 from spark_mq.storage.ledger_files import (
     LEASES_SCHEMA,
     LEDGER_TAG,
     encode_ledger,
     read_ledger,
     rows_in_tag,
+    secure_files,
+    to_arrow,
 )
 
 
@@ -105,7 +106,7 @@ def test_the_tag_and_the_file_have_the_same_rows(ranges: list[Range], events: li
     assert len(rows) == encoded.rows
     in_file = pq.read_table(pa.BufferReader(encoded.data))
     columns = [name for name in LEASES_SCHEMA.names if name != "consumer_group"]
-    assert ledger_files.to_arrow(rows.rows(), LEASES_SCHEMA).select(columns) == in_file
+    assert to_arrow(rows.rows(), LEASES_SCHEMA).select(columns) == in_file
     back = read_ledger(ObjectStore("/nowhere"), "g", [file])
     assert (back.head, back.rows) == (head, ranges)
 
@@ -159,7 +160,7 @@ def newer_tag() -> str:
     tag = encode_ledger(Ledger(LedgerHeader(), [LEASED])).tag
     assert tag is not None
     newer = tag[8:].replace('"leased"', '{"state":"leased"}')
-    return f"{ledger_files.zlib.crc32(newer.encode()):08x}{newer}"
+    return f"{zlib.crc32(newer.encode()):08x}{newer}"
 
 
 @pytest.mark.parametrize("text", ["", "x", "00000000", "[]", "\ud800", newer_tag()])
@@ -167,24 +168,19 @@ def test_what_is_no_tag_of_this_version_leaves_the_ledger_to_the_file(text: str)
     assert rows_in_tag(AddFile("p", 1, tags={LEDGER_TAG: text})) is None
 
 
-def test_the_tags_of_other_groups_are_not_parsed(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tags_of_other_groups_are_not_parsed(queue: Queue) -> None:
     """Every process follows the commits of all groups, which may be thousands."""
     parsed: list[str] = []
-
-    def noted(file: AddFile) -> Any:
-        parsed.append(file.partition["consumer_group"] or "")
-        return rows_in_tag(file)
 
     reader = again(queue)
     assert reader.group("mine").lease("w", max_messages=1) is not None
     for name in ("one", "two"):
         lease(queue, 2, name).ack()
-    monkeypatch.setattr(ledger_files, "rows_in_tag", noted)
-    assert lease(reader, 1, "mine")
-    assert set(parsed) <= {"mine"}
-    assert reader.group("one").stats().acked == 2
+    noted = first(lambda a: parsed.append(a.file.partition["consumer_group"] or ""))
+    with rule_variant("rows_in_tag", noted):
+        assert lease(reader, 1, "mine")
+        assert set(parsed) <= {"mine"}
+        assert reader.group("one").stats().acked == 2
     assert "one" in parsed
     assert "two" not in parsed
 
@@ -194,10 +190,10 @@ def test_the_tags_of_other_groups_are_not_parsed(
 
 def test_a_checkpoint_of_delta_rs_keeps_the_ledgers(queue: Queue) -> None:
     lease(queue, 3)
-    store = ledgers_of(queue).files
-    DeltaTable(store.root).create_checkpoint()
-    for version in range(last_checkpoint(store)):
-        store.delete(log_path(version))
+    ledgers = ledgers_of(queue)
+    DeltaTable(ledgers.path).create_checkpoint()
+    for version in range(last_checkpoint(ledgers)):
+        commit_file(ledgers.path, version).unlink()
     for path in files_of(queue):
         path.unlink()
     assert again(queue).group().stats().leased == 3
@@ -266,20 +262,20 @@ def test_a_disk_that_refuses_the_repair_does_not_stop_a_commit(
 
 def test_a_sweep_secures_the_files_of_another_engines_checkpoint(queue: Queue) -> None:
     path, data = damaged(queue, Path.unlink)
-    store = ledgers_of(queue).files
-    DeltaTable(store.root).create_checkpoint()
-    theirs = last_checkpoint(store)
+    ledgers = ledgers_of(queue)
+    DeltaTable(ledgers.path).create_checkpoint()
+    theirs = last_checkpoint(ledgers)
     again(queue).sweep()
     assert path.read_bytes() == data
     lease(queue, 1)
     again(queue).sweep()
-    assert last_checkpoint(store) > theirs, "only its own is known to have secured its files"
-    metadata = pq.ParquetFile(Path(store.root, checkpoint_path(last_checkpoint(store)))).metadata
-    assert b"spark_mq.secured" in metadata.metadata
-    third = last_checkpoint(store)
+    third = last_checkpoint(ledgers)
+    assert third > theirs, "only its own is known to have secured its files"
+    file = Path(ledgers.path, "_delta_log", f"{third:020d}.checkpoint.parquet")
+    assert b"spark_mq.secured" in pq.ParquetFile(file).metadata.metadata
     lease(queue, 1)
     again(queue).sweep()
-    assert last_checkpoint(store) == third, "and not once more"
+    assert last_checkpoint(ledgers) == third, "and not once more"
 
 
 def test_a_checkpoint_over_another_engines_secures_its_files_too(queue: Queue) -> None:
@@ -289,8 +285,7 @@ def test_a_checkpoint_over_another_engines_secures_its_files_too(queue: Queue) -
     data = path.read_bytes()
     path.unlink()
     lease(queue, 1)
-    table = ledgers_of(again(queue))
-    write_checkpoint(table.files, table._secure)
+    checkpoint(ledgers_of(again(queue)))
     assert path.read_bytes() == data
     assert lost
 
@@ -299,7 +294,5 @@ def test_a_file_by_another_version_of_the_encoder_is_left_alone(queue: Queue) ->
     """Its size is in the log, so another one would not fit."""
     lease(queue, 1)
     (file,) = added(queue)
-    ledger_files.secure_files(
-        ledgers_of(queue).files, [replace(file, path="p", size=file.size + 1)], sync=True
-    )
+    secure_files(ledgers_of(queue).files, [replace(file, path="p", size=file.size + 1)], sync=True)
     assert not Path(ledgers_of(queue).path, "p").exists()

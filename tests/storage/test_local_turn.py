@@ -5,6 +5,7 @@ Handles of one process act here as if each were a process of its own.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -20,17 +21,14 @@ from typing import Any
 import pytest
 from support.handles import again, lease, on_commit, until
 from support.limits import Limits
-from support.machines import pool, processes
+from support.machines import pool, processes, without_locks
+from support.rule_variants import first, instead, returns, rule_variant
 from support.steps import Step
 from support.tables import checkpoint, group_ledger_of, ledgers_of
 
 from spark_mq import Lease, Queue, errors
-from spark_mq.delta.log import DeltaLog
-from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.commands import Change
-from spark_mq.storage import local_turn
 from spark_mq.storage.commit_turn import SERVED
-from spark_mq.storage.local_turn import LocalTurn
 
 MINUTE = 60.0
 __all__ = ["pool", "processes"]
@@ -46,15 +44,15 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
     return queue
 
 
-def turn_of(queue: Queue, commands: Any = None) -> LocalTurn:
+def turn_of(queue: Queue, commands: Any = None) -> Any:
     ledgers = ledgers_of(queue)
     ledgers.version()
     turn = ledgers.turn(lambda: commands, lambda: False, lost=False)
-    assert isinstance(turn, LocalTurn)
+    assert turn is not None
     return turn
 
 
-def holder_of(queue: Queue) -> LocalTurn:
+def holder_of(queue: Queue) -> Any:
     """Hold the line, as a process does that commits."""
     turn = turn_of(queue)
     assert turn.wait(time.monotonic()) is None
@@ -125,7 +123,7 @@ def test_what_a_holder_ran_that_died_before_its_answers_is_not_run_again(
     assert len(sequences(first.result(30))) == 5
     # As if the holder had not deleted it, and its writer still waited.
     with path.open("wb") as file:
-        local_turn._lock(file)  # type: ignore[arg-type]
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.write(data)
         file.flush()
         assert len(sequences(lease(again(queue), 2))) == 2
@@ -184,16 +182,18 @@ def test_a_frozen_holder_runs_nothing_that_was_run_meanwhile(
 
 
 def test_a_busy_line_is_no_frozen_one(
-    queue: Queue, pool: ThreadPoolExecutor, limits: Limits, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, pool: ThreadPoolExecutor, limits: Limits
 ) -> None:
     limits(line_patience=0.0)
     passed = list[str]()
-    monkeypatch.setattr(LocalTurn, "_pass_holder", lambda turn: passed.append(turn._lock_path))
-    monkeypatch.setattr(LocalTurn, "_others_commit", lambda turn: True)
-    holder = holder_of(queue)
-    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
-    holder.close()
-    asked.result(30)
+    with (
+        rule_variant("LocalTurn._pass_holder", first(lambda a: passed.append(a.self._lock_path))),
+        rule_variant("LocalTurn._others_commit", returns(True)),
+    ):
+        holder = holder_of(queue)
+        (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
+        holder.close()
+        asked.result(30)
     assert passed == []
 
 
@@ -215,13 +215,12 @@ def test_a_commit_by_a_person_runs_no_requests(queue: Queue, pool: ThreadPoolExe
     last = queue.publish("x").sequences[0]
     holder, before = holder_of(queue), ledgers_of(queue).version()
     (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
-    real, asking = LocalTurn._step_up, threading.get_ident()
+    asking = threading.get_ident()
 
-    def step_up(turn: LocalTurn) -> bool:
-        return (threading.get_ident() == asking or not requests(queue)) and real(turn)
+    def step_up(real: Callable[..., bool], given: Any) -> bool:
+        return (threading.get_ident() == asking or not requests(queue)) and real(given.self)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalTurn, "_step_up", step_up)  # the other one waits for longer
+    with rule_variant("LocalTurn._step_up", instead(step_up)):  # the other one waits for longer
         holder.close()
         assert again(queue).group().discard([last], reason="a mistake") == 1
         (note,) = notes(queue, before)
@@ -251,7 +250,7 @@ def test_a_request_of_another_format_is_none(queue: Queue, data: bytes) -> None:
     folder = Path(queue.path, "_locks", "leases.requests")
     folder.mkdir(parents=True)
     with (folder / f"{1:020d}-{'a' * 32}.json").open("wb") as file:
-        local_turn._lock(file)  # type: ignore[arg-type]
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.write(data)
         file.flush()
         assert len(sequences(lease(queue, 5))) == 5
@@ -263,7 +262,7 @@ def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None
     folder.mkdir(parents=True)
     commands = [["default", {"lease": {"worker_id": "old", "max_messages": 5}}]]
     with (folder / f"{0:020d}-{'a' * 32}.json").open("wb") as file:
-        local_turn._lock(file)  # type: ignore[arg-type]
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps({"format": 2, "commands": commands}).encode())
         ledgers = ledgers_of(queue)
         for _ in range(3):
@@ -271,8 +270,7 @@ def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None
         checkpoint(ledgers)
         os.unlink(Path(ledgers.path, "_delta_log", f"{1:020d}.json"))
         file.flush()
-        log = DeltaLog(ObjectStore(ledgers.path))
-        turn = LocalTurn(str(folder)[: -len(".requests")], log, lambda: None)
+        turn = turn_of(again(queue))
         assert turn.wait(0.0) is None
         found = turn.requests_to_run()
         assert len(found) == 1
@@ -288,34 +286,32 @@ def test_where_nobody_can_stand_in_line_a_writer_commits(
         Path(queue.path, "_locks").rename(Path(queue.path, "old"))
         Path(queue.path, "_locks").write_text("")
     elif kind == "no locks":
-        monkeypatch.setattr(local_turn, "fcntl", None)
+        without_locks(monkeypatch)
     else:
 
-        def full(file: Any, kind: int | None = None) -> bool:
+        def full(*_: object) -> None:
             raise OSError(28, "no space left on device")
 
-        monkeypatch.setattr(local_turn, "_lock", full)
+        monkeypatch.setattr(fcntl, "flock", full)
     assert lease(queue, 5).ack().settled == 5
 
 
 def test_without_space_for_a_request_a_writer_still_waits_for_the_line(
-    queue: Queue, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, pool: ThreadPoolExecutor
 ) -> None:
     holder, asked = holder_of(queue), threading.Event()
-    real = local_turn._open
 
-    def full(path: str, mode: str = "ab") -> Any:
-        if mode == "xb":
+    def full(given: Any) -> None:
+        if given.mode == "xb":
             asked.set()
             raise OSError(28, "no space left on device")
-        return real(path, mode)
 
-    monkeypatch.setattr(local_turn, "_open", full)
-    found = pool.submit(lambda: lease(again(queue), 5))
-    assert asked.wait(30)
-    assert not found.done()
-    holder.close()
-    assert len(sequences(found.result(30))) == 5
+    with rule_variant("local_turn:_open", first(full)):
+        found = pool.submit(lambda: lease(again(queue), 5))
+        assert asked.wait(30)
+        assert not found.done()
+        holder.close()
+        assert len(sequences(found.result(30))) == 5
 
 
 def test_a_failed_commit_does_not_claim_that_nobody_ran_a_delegated_command(
@@ -341,7 +337,7 @@ def test_a_wait_looks_often(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> No
         if len(pauses) == 3:
             holder.close()
 
-    monkeypatch.setattr(local_turn.time, "sleep", nap)
+    monkeypatch.setattr(time, "sleep", nap)
     turn = turn_of(queue)
     assert turn.wait(time.monotonic() + MINUTE) is None
     turn.close()
@@ -383,7 +379,7 @@ def test_a_fork_keeps_no_lock(queue: Queue) -> None:
     holder = holder_of(queue)
     child = os.fork()
     if child == 0:
-        os._exit(len(local_turn._locked) - sum(one.closed for one in local_turn._locked))
+        os._exit(len(open_files()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not turn_of(queue)._step_up(), "the parent still holds it"
     holder.close()
@@ -408,7 +404,7 @@ def test_the_line_is_taken_from_a_process_that_is_killed(queue: Queue) -> None:
         process.join()
         started = time.monotonic()
         lease(queue, 5)
-        assert time.monotonic() - started < local_turn.PATIENCE_SECONDS
+        assert time.monotonic() - started < 2.0, "nobody's patience had to end"
     finally:
         process.kill()
         process.join()

@@ -20,7 +20,8 @@ import pytest
 from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call, Injected
 from support.handles import again, history, housekeep, lease, notes, on_commit
-from support.limits import Limits
+from support.limits import Limits, set_limits
+from support.machines import without_locks
 from support.queues import Make
 from support.steps import Step
 from support.tables import group_ledger_of, ledgers_of
@@ -28,7 +29,6 @@ from support.tables import group_ledger_of, ledgers_of
 from spark_mq import Queue, SettleResult, errors
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.ranges import SETTLED, Ledger, LedgerHeader, Range
-from spark_mq.storage import local_turn, optimistic_commit
 from spark_mq.storage.commit_turn import note_of_groups, notes_by_group
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.storage.ledger_table import LedgerTable
@@ -394,7 +394,7 @@ def _plod(path: str, name: str, times: int, shared: Any) -> float:
     group, done = Queue.open(path).group(name).ensure(), 0
     ready.wait()
     started = time.monotonic()
-    optimistic_commit.TIMEOUT_SECONDS = 60.0  # in this process only
+    set_limits(pytest.MonkeyPatch(), commit_seconds=60.0)  # in this process only
 
     def step(view: View) -> Change[None]:
         time.sleep(0.1)  # the work of a slow worker
@@ -413,7 +413,7 @@ def _plod(path: str, name: str, times: int, shared: Any) -> float:
 
 
 def _without_locks() -> None:
-    local_turn.fcntl = None  # type: ignore[assignment]
+    without_locks(pytest.MonkeyPatch())
 
 
 @pytest.fixture

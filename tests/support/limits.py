@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from spark_mq.util.validation import SHORTEST
 
-__all__ = ["Limits", "allow_shorter", "keeping", "limits", "short_leases"]
+__all__ = ["Limits", "allow_shorter", "keeping", "limits", "set_limits", "short_leases"]
 
 Limits = Callable[..., None]
 
@@ -68,6 +69,7 @@ PLACES = {
     "row_group_rows": "parquet.writer.ROW_GROUP_ROWS",
     "schedule_bytes": "maintenance.sweep.MAX_BYTES",
     "schedule_instants": "maintenance.sweep.MAX_INSTANTS",
+    "small_ledger_rows": "storage.ledger_files._SMALL_ROWS",
     "slot_rows": "parquet.lease_columns._BATCH_ROWS",
     "sweep_interval": "delta.tables.SWEEP_INTERVAL",
     "tag_bytes": "storage.ledger_files.MAX_TAG_BYTES",
@@ -81,15 +83,16 @@ PLACES = {
 }
 
 
+def set_limits(patch: pytest.MonkeyPatch, **values: float) -> None:
+    """Set limits by name, until the patch is undone."""
+    for name, value in values.items():
+        patch.setattr(f"spark_mq.{PLACES[name]}", value)
+
+
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
     """Set limits by name, until the end of the test."""
-
-    def set_limits(**values: float) -> None:
-        for name, value in values.items():
-            monkeypatch.setattr(f"spark_mq.{PLACES[name]}", value)
-
-    return set_limits
+    return partial(set_limits, monkeypatch)
 
 
 @contextmanager
@@ -104,8 +107,7 @@ def keeping(versions: int | None, seconds: float | None) -> Iterator[None]:
     if seconds is not None:
         wanted |= {"message_seconds": seconds, "ledger_seconds": seconds}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in wanted.items():
-            patch.setattr(f"spark_mq.{PLACES[name]}", value)
+        set_limits(patch, **wanted)
         yield
 
 

@@ -16,7 +16,7 @@ from support.handles import end_threads
 from support.limits import Limits
 from support.tables import ledgers_of
 
-__all__ = ["end_requests", "machines", "pool", "processes", "sharing"]
+__all__ = ["end_requests", "machines", "pool", "processes", "sharing", "without_locks"]
 
 
 @pytest.fixture
@@ -35,6 +35,11 @@ def machines(processes: None, monkeypatch: pytest.MonkeyPatch, limits: Limits) -
     """Let each handle, with a lock of its own, delegate. Nobody waits for those before it."""
     monkeypatch.setattr(LedgerTable, "delegates", True)
     limits(turn_seconds=0.0)
+
+
+def without_locks(patch: pytest.MonkeyPatch) -> None:
+    """Let no file have a lock, as between machines and on some systems."""
+    patch.setattr("spark_mq.storage.local_turn.fcntl", None)
 
 
 @pytest.fixture

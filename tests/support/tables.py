@@ -86,7 +86,7 @@ def fresh_log(queue: Queue, table: str) -> DeltaLog:
 
 def checkpoint(table: MessageTable | LedgerTable) -> int:
     """Write a checkpoint of a table. Return its version."""
-    return write_checkpoint(table.files)
+    return write_checkpoint(table.files, getattr(table, "_secure", None))
 
 
 def last_checkpoint(table: MessageTable | LedgerTable) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
+from support.limits import set_limits
 
 from spark_mq.errors import NotAQueue
 from spark_mq.ledger import ranges as stored_ranges
@@ -28,7 +28,6 @@ from spark_mq.ledger.ranges import (
     LedgerHeader,
     Range,
 )
-from spark_mq.storage import ledger_files
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
 
 # -- Range
@@ -198,7 +197,8 @@ def test_a_ledger_comes_back_from_its_rows(kinds):
     assert set(rows["consumer_group"].to_pylist()) == {"group"}
     again = from_rows(rows)
     assert (again.head, list(again)) == (head, list(stored))
-    with patch.object(ledger_files, "_SMALL_ROWS", 0):
+    with pytest.MonkeyPatch.context() as patch:
+        set_limits(patch, small_ledger_rows=0)
         many = from_rows(rows)
     assert (many.head, list(many)) == (head, list(stored)), "many rows are read by columns"
     # Files and engines promise no order of rows.

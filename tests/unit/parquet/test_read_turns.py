@@ -13,7 +13,6 @@ from support.handles import until
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet import reader
 from spark_mq.parquet.reader import MessageReader, read_turns
 from spark_mq.parquet.writer import write_file
 from spark_mq.util.fair_lock import FairLock, Hold
@@ -63,7 +62,7 @@ def test_only_reads_of_local_files_take_turns(
         def __getattr__(self, name: str) -> Any:
             return getattr(files, name)
 
-    monkeypatch.setattr(reader, "read_turns", Counted())
+    monkeypatch.setattr("spark_mq.parquet.reader.read_turns", Counted())
     files: Any = ObjectStore(str(tmp_path))
     written = write_file(files, pa.table({"value": pa.array([b"a", b"b"])}))
     piece = FileSlice(written.path, 0, 2, 0, 0, written.size)

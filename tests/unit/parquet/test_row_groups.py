@@ -14,7 +14,6 @@ import pytest
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet import reader as module
 from spark_mq.parquet.files import MAX_GROUP_BYTES, RowGroupCache
 from spark_mq.parquet.reader import MessageReader
 
@@ -114,7 +113,7 @@ def test_threads_that_want_one_row_group_decode_it_once() -> None:
 def cache(monkeypatch: pytest.MonkeyPatch) -> RowGroupCache:
     """The cache that readers use, empty."""
     empty = RowGroupCache()
-    monkeypatch.setattr(module, "row_groups", empty)
+    monkeypatch.setattr("spark_mq.parquet.reader.row_groups", empty)
     return empty
 
 
