@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -72,6 +73,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
     for part in ("isolating 1 suspect", "(delivery 2 of 2)", "1 message nacked: 1 dead"):
         assert part in text
     assert "1 message rejected: 1 dead" in logged(["c"], on_error="reject")
+    assert re.search(r"message \d+ \(delivery 1 of 2\)", logged(["c"], mode="message"))
     assert "1 message nacked: 1 due again" in logged(["d"], ack="manual")
 
 
