@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as t
-from support.read_values import read_values
+from pyspark.sql.datasource import GreaterThanOrEqual
+from support.tables import add_values, messages_of
 
 from spark_mq import InvalidOption, Queue
 from spark_mq.spark import SparkMQDataSource
@@ -38,7 +39,16 @@ def queue(tmp_path: Path) -> Queue:
 def parsed(
     queue: Queue, schema: t.StructType, *values: bytes | None
 ) -> tuple[list[Any], list[str | None]]:
-    return read_values(queue, list(values), schema, valueSchema="what Spark has parsed")
+    """Return the columns `data` and `data_error` of values that another Delta writer appends."""
+    first = messages_of(queue).index().last_sequence + 1
+    add_values(queue, *values)
+    source = SparkMQDataSource({"path": queue.path, "valueSchema": "what Spark has parsed"})
+    reader: Any = source.reader(t.StructType().add("data", schema).add("data_error", "string"))
+    reader.pushFilters([GreaterThanOrEqual(("sequence",), first)])
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert len(rows) == len(values)
+    return [row["data"] for row in rows], [row["data_error"] for row in rows]
 
 
 @pytest.mark.parametrize(
