@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 from support.commands import Run, parameters_of_commands, started
-from support.deadlines import no_longer_than
 from support.handles import until
 from support.limits import Limits
 from support.stocked_queue import stocked_queue
@@ -106,6 +105,7 @@ def test_work_and_sweep_end_cleanly_after_sigterm(
         assert process.returncode == 0
 
 
+@pytest.mark.timeout(60)
 def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event(
     run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,8 +118,7 @@ def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event(
         return real(event, timeout)
 
     monkeypatch.setattr(threading.Event, "wait", wait)
-    with no_longer_than(60):
-        run("sweep", "--every", "1h", "-q", queue.path)
+    run("sweep", "--every", "1h", "-q", queue.path)
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from support.deadlines import no_longer_than
 from support.handles import lease, until
 from support.marks import slow
 from support.people import signed_in
@@ -294,10 +293,10 @@ class Interrupted(threading.Event):
         return super().is_set()
 
 
+@pytest.mark.timeout(60)
 def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event() -> None:
     stop = Interrupted()
-    with no_longer_than(60):
-        memory_queue().group().work(lambda _: None, mode="batch", stop=stop, poll_interval="1ms")
+    memory_queue().group().work(lambda _: None, mode="batch", stop=stop, poll_interval="1ms")
     assert stop.sent
     assert stop.is_set()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.deadlines import no_longer_than
 from support.handles import side_by_side
 from support.tables import context_of
 
@@ -48,11 +47,11 @@ def test_a_new_limit_begins_with_a_full_burst(group: ConsumerGroup) -> None:
     assert take(group) == 59
 
 
+@pytest.mark.timeout(60)
 def test_a_worker_until_empty_waits_for_no_other_limit(group: ConsumerGroup) -> None:
     take(group)
     group.configure(max_in_flight=1, rate_limit="20/s")
-    with no_longer_than(60):
-        summary = group.work(lambda _: None, mode="batch", until="empty")
+    summary = group.work(lambda _: None, mode="batch", until="empty")
     assert (summary.leases, summary.blocked_because) == (0, "max_in_flight")
 
 

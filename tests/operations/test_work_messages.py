@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from support import working as worker
-from support.deadlines import no_longer_than
 from support.handles import again, lease, until
 from support.having import having
 from support.queues import Make
@@ -632,6 +631,7 @@ async def _ack(message: ReceivedMessage) -> None:
     pass
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("handler", [lambda _: None, _ack], ids=["threads", "coroutines"])
 def test_an_error_around_a_handler_ends_the_work(
     queue: Queue, clock: ManualClock, handler: Handler
@@ -643,7 +643,7 @@ def test_an_error_around_a_handler_ends_the_work(
 
     queue.publish("a")
     broken = again(queue, fail_beside_handlers)
-    with pytest.raises(RuntimeError, match="no clock"), no_longer_than(20):
+    with pytest.raises(RuntimeError, match="no clock"):
         drain(broken, handler, shutdown_timeout=0)
 
 

@@ -8,18 +8,18 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.deadlines import no_longer_than
 
 from spark_mq.util.signals import calling_on_signal
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_event_is_set_even_if_the_interrupted_thread_holds_its_lock(number: int) -> None:
     stop = threading.Event()
     before = signal.getsignal(number)
-    with no_longer_than(60), calling_on_signal(lambda _: stop.set(), number):
+    with calling_on_signal(lambda _: stop.set(), number):
         with stop._cond, threading._active_limbo_lock:  # type: ignore[attr-defined]
             signal.raise_signal(number)
             signal.raise_signal(number)
