@@ -78,6 +78,10 @@ class Case:
     settings: dict[str, Any] | None = None
     ahead: float = 0.0
 
+    def opened(self, path: Path | str) -> Queue:
+        """The queue as `act` gets it."""
+        return Queue.open(path, clock=Clock(self.ahead))
+
     def restart(self, queue: Queue) -> None:
         if self.repeated:
             self.act(queue, lambda _: None)
@@ -289,7 +293,7 @@ def run_case(name: str | None, path: str, report: Report) -> None:
             Queue.create(path)
         else:
             case = next(case for case in CASES if case.name == name)
-            case.act(Queue.open(path, clock=Clock(case.ahead)), report)
+            case.act(case.opened(path), report)
     finally:
         end_checkpoints()
 
