@@ -50,15 +50,15 @@ class FaultyStore:
 
         All others pass.
         """
-        self._tell({"fault": fault, "method": method, "part": part})
+        self._plan([fault], method, part, times=1)
 
     def always(self, fault: str, method: str, part: str) -> None:
         """Each request with this method and `part` in its path meets the fault."""
-        self._tell({"fault": fault, "method": method, "part": part, "always": True})
+        self._plan([fault], method, part)
 
     def often(self, chance: float, seed: int) -> None:
         """Each request meets one of the faults with this chance."""
-        self._tell({"chance": chance, "seed": seed})
+        self._plan([BEFORE, AFTER, RESET], chance=chance, seed=seed)
 
     def met(self) -> int:
         """How many faults have been met."""
@@ -70,6 +70,9 @@ class FaultyStore:
         A listing's method is LIST, and that of a deletion of several files is DELETE.
         """
         return [(method, path) for method, path in self._tell(None)["asked"]]
+
+    def _plan(self, faults: list[str], method: str = "", part: str = "", **more: float) -> None:
+        self._tell({"faults": faults, "method": method, "part": part, **more})
 
     def _tell(self, plan: dict[str, Any] | None) -> Any:
         data = None if plan is None else json.dumps(plan).encode()
@@ -85,52 +88,18 @@ def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
         yield FaultyStore(url, remote.options_at(url))
 
 
-class _Faults:
-    """What is to happen to the requests to come."""
-
-    def __init__(self) -> None:
-        self.met = 0
-        self._lock = threading.Lock()
-        self._plan: dict[str, Any] = {}
-        self._chance = random.Random()
-
-    def plan(self, plan: dict[str, Any]) -> None:
-        with self._lock:
-            self._plan, self._chance = plan, random.Random(plan.get("seed"))
-
-    def next(self, method: str, path: str) -> str | None:
-        with self._lock:
-            plan = self._plan
-            if "chance" in plan:
-                fault = (
-                    self._chance.choice([BEFORE, AFTER, RESET])
-                    if self._chance.random() < plan["chance"]
-                    else None
-                )
-            elif plan and plan["method"] == method and plan["part"] in unquote(path):
-                fault, self._plan = plan["fault"], plan if "always" in plan else {}
-            else:
-                fault = None
-            self.met += fault is not None
-            return fault
-
-
 class _Handler(Relay):
-    faults = _Faults()
+    lock = threading.Lock()
+    plan: ClassVar[dict[str, Any]] = {"times": 0}
+    chance = random.Random()
     asked: ClassVar[list[tuple[str, str]]] = []
+    met = 0
 
     def serve(self, body: bytes) -> None:
         if self.path == CONTROL:
-            asked: list[tuple[str, str]] = []
-            if body:
-                self.faults.plan(json.loads(body))
-            else:
-                asked, _Handler.asked = _Handler.asked, []
-            self.answer(200, json.dumps({"met": self.faults.met, "asked": asked}).encode(), {})
+            self.control(json.loads(body) if body else None)
             return
-        kind = self.kind()
-        self.asked.append((kind, self.path))
-        fault = self.faults.next(kind, self.path)
+        fault = self.next_fault()
         if fault == SLOW:
             time.sleep(0.5)  # the slowness itself
         if fault in (BEFORE, REFUSED, CONFLICT):
@@ -143,6 +112,30 @@ class _Handler(Relay):
             self.connection.close()
         else:
             self.answer(*((500, b"", {}) if fault == AFTER else reply))
+
+    def control(self, plan: dict[str, Any] | None) -> None:
+        """Take a plan, or tell what was asked since the last time."""
+        asked: list[tuple[str, str]] = []
+        with self.lock:
+            if plan:
+                _Handler.plan, _Handler.chance = plan, random.Random(plan.get("seed"))
+            else:
+                asked, _Handler.asked = _Handler.asked, []
+        self.answer(200, json.dumps({"met": self.met, "asked": asked}).encode(), {})
+
+    def next_fault(self) -> str | None:
+        kind, path = self.kind(), unquote(self.path)
+        with self.lock:
+            self.asked.append((kind, self.path))
+            plan, left = self.plan, self.plan.get("times", 1)
+            if not left or plan["method"] not in ("", kind) or plan["part"] not in path:
+                return None
+            if self.chance.random() >= plan.get("chance", 1.0):
+                return None
+            if "times" in plan:
+                plan["times"] -= 1
+            _Handler.met += 1
+            return str(self.chance.choice(plan["faults"]))
 
     def kind(self) -> str:
         """Return what is asked, by one word in all stores."""
