@@ -8,11 +8,11 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.clocks import SECOND
+from support.drivers import Runner
 from support.handles import again, lease, once, take, trim, trimmable
 from support.having import having
 from support.queues import Make
@@ -20,7 +20,6 @@ from support.tables import group_ledger_of, ledgers_of, messages_of, on_write
 
 from spark_mq import ConsumerGroup, PurgeResult, Queue
 from spark_mq.errors import DataLossError, GroupBlocked, GroupNotFound, LeaseLost
-from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock
 
 # -- settings
@@ -256,11 +255,7 @@ def test_a_group_that_a_hard_limit_cut_is_reported_until_it_accepts_the_loss(
 
 
 def leased_by_stream(queue: Queue) -> list[bytes]:
-    options = StreamOptions(fail_on_data_loss=False)
-    alive = SimpleNamespace(stop=lambda: None)
-    source = StreamSource(group_ledger_of(queue.group()), options, keep_alive=lambda *_: alive)
-    start = source.initial()
-    plan = source.plan(start, source.latest(start))
+    plan = Runner(queue, group="default", fail_on_data_loss=False).begun()
     log = messages_of(queue)
     rows = [rows for _, rows in log.read((piece for piece, _ in plan.slices), ["value"])]
     return [value for table in rows for value in table["value"].to_pylist()]

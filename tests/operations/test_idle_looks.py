@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 from support.byte_store import VERBS, ByteStore, Call
+from support.clocks import elapsed_clock
+from support.drivers import Runner
 from support.handles import again, housekeep, index_commits, until
-from support.tables import as_in_a_store, group_ledger_of, ledgers_of, messages_of
+from support.tables import as_in_a_store, checkpoint, ledgers_of, messages_of
 from support.working import working
 
 from spark_mq import Lease, Queue
-from spark_mq.delta.tables import write_checkpoint
-from spark_mq.streaming.source import StreamOptions, StreamSource
 from spark_mq.testing import ManualClock
-from spark_mq.util.clock import ElapsedClock
 
 REQUESTS = tuple(verb for verb in VERBS if verb != "exists")
 """A call of ``exists`` is one of ``stat``."""
@@ -43,7 +42,7 @@ class Place:
         self._seconds, self._read = 1_000.0, threading.local()
         self._seen = defaultdict[int, set[float]](set)
         """The seconds at which each thread read the clock."""
-        self._elapsed = ElapsedClock(self._running, self._wall)
+        self._elapsed = elapsed_clock(self._running, self._wall)
         store.on(*REQUESTS, act=self._note)
 
     def _note(self, call: Call) -> Any:
@@ -155,7 +154,7 @@ def test_a_worker_whose_log_was_cleaned_meanwhile_goes_on(place: Place) -> None:
         for value in "abc":
             place.other.publish(value)
         index_commits(place.other)
-        write_checkpoint(messages_of(place.other).files)
+        checkpoint(messages_of(place.other))
         housekeep(place.other, keep_versions=0, keep_seconds=0.0)
         place.advance(60.0)
         until(lambda: len(got) == 3)
@@ -165,9 +164,9 @@ def test_a_worker_whose_log_was_cleaned_meanwhile_goes_on(place: Place) -> None:
 
 
 @pytest.fixture
-def stream(place: Place) -> StreamSource:
+def stream(place: Place) -> Any:
     """A stream that has found nothing."""
-    source = StreamSource(group_ledger_of(place.handle().group()), StreamOptions())
+    source = Runner(place.handle(), group="default").source
     start = source.initial()
     for _ in range(2):  # the first look learns what the table has
         assert source.latest(start) == start
@@ -176,16 +175,14 @@ def stream(place: Place) -> StreamSource:
     return source
 
 
-def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: StreamSource) -> None:
+def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: Any) -> None:
     for _ in range(30):
         place.advance(POLL)
         assert not stream.may_have_news(POLL)
     assert len(place.calls) == 60
 
 
-def test_a_stream_hears_of_what_others_publish_or_release(
-    place: Place, stream: StreamSource
-) -> None:
+def test_a_stream_hears_of_what_others_publish_or_release(place: Place, stream: Any) -> None:
     place.other.publish("a")
     held = place.other.group().lease("theirs")
     place.advance(POLL)
@@ -199,7 +196,7 @@ def test_a_stream_hears_of_what_others_publish_or_release(
     assert stream.latest(start) != start
 
 
-def test_a_stream_looks_when_a_lease_of_others_expired(place: Place, stream: StreamSource) -> None:
+def test_a_stream_looks_when_a_lease_of_others_expired(place: Place, stream: Any) -> None:
     place.other.publish("a")
     assert place.other.group().lease("theirs", visibility_timeout="10s") is not None
     place.advance(POLL)

@@ -21,13 +21,13 @@ from support.harness import (
     start,
     values,
 )
+from support.limits import Limits
 from support.marks import slow
 from support.spark_session import is_read_by_spark
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
-from spark_mq.spark import lease_frame as native
 
 
 def both(
@@ -175,15 +175,15 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", ["MAX_SLICES", "MAX_SLICES_OF_FILE"])
+@pytest.mark.parametrize("limit", ["read_slices", "read_slices_of_file"])
 def test_a_lease_in_very_many_pieces_is_read_through_python(
-    stream: Stream, queue: Queue, limit: str, monkeypatch: pytest.MonkeyPatch
+    stream: Stream, queue: Queue, limit: str, limits: Limits
 ) -> None:
     queue.publish(numbered(20))
     taken = stream.group.lease("other", max_messages=20)
     taken.nack([m.sequence for m in taken.messages[::2]])
     taken.ack()
-    monkeypatch.setattr(native, limit, 9)
+    limits(**{limit: 9})
     ((through_python, by_spark),) = both(stream, by_spark=False)
     assert by_spark == through_python
     assert len(by_spark) == 10

@@ -57,6 +57,8 @@ PLACES = {
     "outage_pause": "operations.outages.FIRST_PAUSE",
     "plan_bytes": "spark.lease_lookup.PLAN_BYTES",
     "poll_pause": "operations.acquire.FIRST_PAUSE",
+    "read_slices": "spark.lease_frame.MAX_SLICES",
+    "read_slices_of_file": "spark.lease_frame.MAX_SLICES_OF_FILE",
     "recent_seconds": "storage.message_log.RECENT_SECONDS",
     "redrive_chunk": "maintenance.redrive.CHUNK",
     "replaced_bytes": "storage.publishes.MAX_REPLACED_BYTES",
