@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import select
@@ -16,12 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from spark_mq import Queue
-from spark_mq.interfaces.cli.output import Rows, make_table
-from spark_mq.interfaces.monitor import QueueMonitor
-from spark_mq.util.show import show_bars
 
 
 @pytest.fixture
@@ -170,55 +165,6 @@ def test_a_problem_is_what_a_check_of_health_finds(shop: Path, run: Any) -> None
     assert busy.group("billing").stats().blocked_because.startswith("max_in_flight")
     (problem,) = Queue.open(shop / "orders").health().problems
     assert problems(run, shop) == {"orders": problem.text, "audit": None}, "a cap ends by itself"
-
-
-def test_new_queues_are_found_after_ten_seconds(shop: Path) -> None:
-    now = 0.0
-    monitor = QueueMonitor(str(shop), clock=lambda: now)
-    assert len(monitor.queues()) == 2
-    Queue.create(shop / "third", durable=False)
-    now = 9.0
-    assert len(monitor.queues()) == 2
-    now = 11.0
-    assert len(monitor.queues()) == 3
-    Queue.create(shop / "fourth", durable=False)
-    now = 13.0
-    assert monitor.overview("fourth").published == 0, "at once if it is asked for"
-
-
-ROWS = [
-    {"id": 4_294_967_297, "none": 0, "many": 1_234_567, "why": "the payment failed again"},
-    {"id": 4_294_967_298, "none": 0, "many": 2, "why": "x" * 30 + " was not there today"},
-]
-COLUMNS = [("ID", "id"), ("NONE", "none"), ("MANY", "many"), ("WHY", "why")]
-
-
-def printed(width: int) -> list[str]:
-    file = io.StringIO()
-    console = Console(file=file, width=width)
-    console.print(make_table(Rows(ROWS, COLUMNS), console))
-    return file.getvalue().splitlines()
-
-
-@pytest.mark.parametrize("width", [*range(34, 90, 3), 200])
-def test_a_table_breaks_texts_and_no_numbers(width: int) -> None:
-    lines = printed(width)
-    assert max(map(len, lines)) <= width
-    for number in ("4,294,967,297", "1,234,567"):
-        assert sum(number in line for line in lines) == 1
-    text = "".join(line[-(width - 26) :].strip() for line in lines if width < 70)
-    assert "x" not in text or text.count("x") == 30, "no text is cut off"
-
-
-def test_columns_without_a_value_go_if_a_table_is_too_wide() -> None:
-    assert printed(200)[0].split() == ["ID", "NONE", "MANY", "WHY"]
-    assert printed(60)[0].split() == ["ID", "MANY", "WHY"]
-
-
-def test_bars_follow_the_greatest_value() -> None:
-    assert show_bars([0, 1, 50, 100]) == "▁▂▅█"
-    assert show_bars([0, 0]) == "▁▁"
-    assert show_bars([]) == ""
 
 
 def test_in_a_pipe_all_queues_are_one_table(shop: Path, run: Any) -> None:

@@ -16,12 +16,10 @@ import pytest
 from support.arrow_memory import at_most
 from support.handles import again, index_commits
 from support.queues import Make
-from support.tables import group_ledger_of, messages_of
+from support.tables import add_file, group_ledger_of, messages_of
 from support.thrift import I64, Struct, decode, encode
 
 from spark_mq import errors
-from spark_mq.delta.actions import AddFile
-from spark_mq.delta.log import Change
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
@@ -136,10 +134,7 @@ def test_the_messages_of_a_bomb_are_dead_and_others_go_on(delta_queue: Make, nam
     queue.publish("before")
     path = Path(queue.path) / "messages" / "bomb.parquet"
     rows = forged(path, name)
-    messages = messages_of(queue)
-    stats = f'{{"numRecords": {rows}}}'
-    add = AddFile("bomb.parquet", path.stat().st_size, 1, stats=stats)
-    messages.log.commit(Change("hostile", {"operation": "WRITE"}, adds=(add,)), 0)
+    add_file(queue, "bomb.parquet", path.stat().st_size, f'{{"numRecords": {rows}}}')
     queue = again(queue)
     queue.publish("after")
     found = []

@@ -9,6 +9,7 @@ import pytest
 
 from spark_mq.util.show import (
     show_age,
+    show_bars,
     show_cell,
     show_change,
     show_count,
@@ -91,3 +92,9 @@ def test_a_change_shows_both_values_from_before_their_difference(
 
 def test_a_sequence_is_version_and_row() -> None:
     assert (show_sequence((1 << 32) + 2), show_sequence(2**32 - 1)) == ("1:2", "before 1:0")
+
+
+def test_bars_follow_the_greatest_value() -> None:
+    assert show_bars([0, 1, 50, 100]) == "▁▂▅█"
+    assert show_bars([0, 0]) == "▁▁"
+    assert show_bars([]) == ""
