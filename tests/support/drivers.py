@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +61,10 @@ class AnyRunner:
     two.
     """
 
-    source: Any
-
-    def __init__(self, checkpoint: Checkpoint | None) -> None:
+    def __init__(
+        self, source: Any, plan: Callable[..., Any], checkpoint: Checkpoint | None
+    ) -> None:
+        self.source, self._plan = source, plan
         self.checkpoint = checkpoint or Checkpoint()
 
     def offer(self) -> bool:
@@ -80,7 +82,7 @@ class AnyRunner:
 
     def plan(self) -> Any:
         """The last batch in the log: a fresh one, or a replay in a new run."""
-        raise NotImplementedError
+        return self._plan(*self.checkpoint.offsets[-2:])
 
     def commit(self) -> None:
         self.checkpoint.committed = len(self.checkpoint.offsets)
@@ -113,20 +115,15 @@ class Runner(AnyRunner):
         group: str = "g",
         **options: Any,
     ) -> None:
-        super().__init__(checkpoint)
         self.alive: list[StubAlive] = []
         self.group = queue.group(group)
-        self.source = StreamSource(
-            group_ledger_of(self.group), StreamOptions(**options), keep_alive=self._keep
-        )
+        ledger, given = group_ledger_of(self.group), StreamOptions(**options)
+        source = StreamSource(ledger, given, keep_alive=self._keep)
+        super().__init__(source, source.plan, checkpoint)
 
     def _keep(self, lease_id: str, timeout: int, limit: int) -> StubAlive:
         self.alive.append(StubAlive(lease_id, timeout, limit))
         return self.alive[-1]
-
-    def plan(self) -> BatchPlan:
-        plan: BatchPlan = self.source.plan(*self.checkpoint.offsets[-2:])
-        return plan
 
 
 class MultiRunner(AnyRunner):
@@ -135,16 +132,9 @@ class MultiRunner(AnyRunner):
     def __init__(
         self, queues: list[Queue], checkpoint: Checkpoint | None = None, **options: Any
     ) -> None:
-        super().__init__(checkpoint)
-        self.source = MultiQueueSource(
-            [group_ledger_of(queue.group("g")) for queue in queues],
-            StreamOptions(**options),
-            keep_alive=StubAlive,
-        )
-
-    def plan(self) -> Plans:
-        plans: Plans = self.source.plans(*self.checkpoint.offsets[-2:])
-        return plans
+        ledgers = [group_ledger_of(queue.group("g")) for queue in queues]
+        source = MultiQueueSource(ledgers, StreamOptions(**options), keep_alive=StubAlive)
+        super().__init__(source, source.plans, checkpoint)
 
 
 def remembered(*sources: Any) -> int:

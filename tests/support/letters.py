@@ -10,16 +10,14 @@ from support.handles import killed, lease
 __all__ = ["die_in_a_redrive", "with_dead"]
 
 
-def with_dead(
-    queue: Queue, errors: Sequence[str], values: Sequence[str | bytes] = (), group: str = "default"
-) -> Queue:
+def with_dead(queue: Queue, errors: Sequence[str], values: Sequence[str | bytes] = ()) -> Queue:
     """A queue with a letter for each error. Its id, key and value have its number, or a value."""
     receipt = queue.publish([
         Message(values[n] if values else str(n), key=f"k{n}", headers={"own": "1"},
                 message_id=f"id-{n}")
         for n in range(len(errors))
     ])  # fmt: skip
-    taken = lease(queue, len(errors), group)
+    taken = lease(queue, len(errors))
     for sequence, error in zip(receipt.sequences, errors, strict=True):
         taken.reject([sequence], error=error)
     assert queue.sweep().routed == len(errors)
