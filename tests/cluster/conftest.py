@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.spark_session import new_session
 
 
 @pytest.fixture(scope="session", name="cluster")
@@ -20,19 +21,15 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def spark(cluster: Any) -> Iterator[Any]:
+def spark(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A driver of the cluster that speculates as soon as it may."""
-    from pyspark.sql import SparkSession
     from support.gates import GatedSource
 
     settings = {
+        "spark.master": cluster.url,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.pythonUDF.arrow.enabled": "false",
         "spark.task.maxFailures": "8",  # tests kill many a one
         "spark.speculation": "true",
@@ -41,9 +38,7 @@ def spark(cluster: Any) -> Iterator[Any]:
         "spark.speculation.quantile": "0.1",
         "spark.speculation.minTaskRuntime": "200ms",
     }
-    builder = SparkSession.builder.master(cluster.url).appName("spark_mq on a cluster")
-    session = builder.config(map=settings).getOrCreate()
-    session.sparkContext.setLogLevel("OFF")  # the deaths that the tests arrange would fill pages
+    session = new_session(tmp_path_factory.mktemp("warehouse"), settings)
     session.dataSource.register(GatedSource)
     yield session
     session.stop()
