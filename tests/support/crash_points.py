@@ -49,16 +49,6 @@ Report = Callable[[Any], None]
 TABLES = ("messages", "leases", "commits", "history")
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The machine's time, and so many seconds more."""
-
-    ahead: float = 0.0
-
-    def __call__(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=self.ahead)
-
-
 # -- operations
 
 
@@ -78,13 +68,10 @@ class Case:
     settings: dict[str, Any] | None = None
     ahead: float = 0.0
 
-    def opened(self, path: Path | str) -> Queue:
-        """The queue as `act` gets it."""
-        return Queue.open(path, clock=Clock(self.ahead))
-
-    def restart(self, queue: Queue) -> None:
-        if self.repeated:
-            self.act(queue, lambda _: None)
+    def opened(self, path: Path | str, later: float = 0.0) -> Queue:
+        """The queue as `act` gets it, or so many seconds later."""
+        ahead = timedelta(seconds=self.ahead + later)
+        return Queue.open(path, clock=lambda: datetime.now(UTC) + ahead)
 
 
 def publish(queue: Queue, count: int = 12) -> None:
