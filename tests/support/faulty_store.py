@@ -1,7 +1,7 @@
 """A proxy in front of a store that answers slowly, with errors, or not at all, before or
 after the store has done what was asked. It counts the requests.
 
-A program of its own: some calls of libraries hold the interpreter's lock while they wait for an
+A process of its own: some calls of libraries hold the interpreter's lock while they wait for an
 answer.
 """
 
@@ -11,7 +11,6 @@ import json
 import random
 import socket
 import struct
-import sys
 import threading
 import time
 import urllib.request
@@ -21,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from .relays import Relay, relay, running
+from .relays import Relay, running
 from .stores import RemoteStore
 
 __all__ = ["AFTER", "BEFORE", "CONFLICT", "REFUSED", "RESET", "SLOW", "FaultyStore", "proxy"]
@@ -82,13 +81,7 @@ class FaultyStore:
             return json.load(reply)
 
 
-@pytest.fixture
-def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
-    with running("faulty_store", remote.url) as url:
-        yield FaultyStore(url, remote.options_at(url))
-
-
-class _Handler(Relay):
+class Handler(Relay):
     lock = threading.Lock()
     plan: ClassVar[dict[str, Any]] = {"times": 0}
     chance = random.Random()
@@ -118,9 +111,9 @@ class _Handler(Relay):
         asked: list[tuple[str, str]] = []
         with self.lock:
             if plan:
-                _Handler.plan, _Handler.chance = plan, random.Random(plan.get("seed"))
+                Handler.plan, Handler.chance = plan, random.Random(plan.get("seed"))
             else:
-                asked, _Handler.asked = _Handler.asked, []
+                asked, Handler.asked = Handler.asked, []
         self.answer(200, json.dumps({"met": self.met, "asked": asked}).encode(), {})
 
     def next_fault(self) -> str | None:
@@ -134,7 +127,7 @@ class _Handler(Relay):
                 return None
             if "times" in plan:
                 plan["times"] -= 1
-            _Handler.met += 1
+            Handler.met += 1
             return str(self.chance.choice(plan["faults"]))
 
     def kind(self) -> str:
@@ -145,7 +138,7 @@ class _Handler(Relay):
         return "DELETE" if query == "delete" or "comp=batch" in query else self.command
 
 
-if __name__ == "__main__":
-    server = relay(_Handler, sys.argv[1])
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    server.serve_forever()
+@pytest.fixture
+def proxy(remote: RemoteStore) -> Iterator[FaultyStore]:
+    with running(Handler, remote.url) as url:
+        yield FaultyStore(url, remote.options_at(url))

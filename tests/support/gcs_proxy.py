@@ -10,17 +10,16 @@ from __future__ import annotations
 import html
 import json
 import re
-import sys
 import uuid
 from typing import ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from .relays import Relay, relay
+from .relays import Relay
 
 Reply = tuple[int, bytes, dict[str, str]]
 
 
-class _Handler(Relay):
+class GcsProxy(Relay):
     parts: ClassVar[dict[str, dict[int, bytes]]] = {}
     """The parts of each unfinished upload."""
 
@@ -83,7 +82,3 @@ class _Handler(Relay):
 
 def _xml(outer: str, inner: str, text: str) -> bytes:
     return f"<{outer}><{inner}>{text}</{inner}></{outer}>".encode()
-
-
-if __name__ == "__main__":
-    relay(_Handler, sys.argv[1]).serve_forever()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["Relay", "Requests", "counting", "relay", "running", "serving"]
+from support.processes import SPAWN
+
+__all__ = ["Relay", "Requests", "counting", "running", "serving"]
 
 Requests = list[tuple[str, str, dict[str, str]]]
 """Method, path and headers of each request."""
@@ -68,29 +67,32 @@ class Relay(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
 
 
-def relay(handler: type[Relay], endpoint: str) -> ThreadingHTTPServer:
-    """A proxy in front of an endpoint. Prints its address for the program that has started it."""
+def _relay(handler: type[Relay], endpoint: str) -> tuple[ThreadingHTTPServer, str]:
+    """A server of requests to an endpoint, and its address."""
     handler.target = urlsplit(endpoint)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
-    return server
+    return server, f"http://127.0.0.1:{server.server_address[1]}"
+
+
+def _serve(handler: type[Relay], endpoint: str, pipe: Any) -> None:
+    server, address = _relay(handler, endpoint)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    pipe.send(address)
+    server.serve_forever()
 
 
 @contextlib.contextmanager
-def running(module: str, endpoint: str) -> Iterator[str]:
-    """Run a proxy of this package as a program. Yield its address."""
-    with subprocess.Popen(
-        [sys.executable, "-m", f"support.{module}", endpoint],
-        cwd=Path(__file__).parents[1],  # for -m to find this package
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
+def running(handler: type[Relay], endpoint: str) -> Iterator[str]:
+    """Run a proxy as a process. Yield its address."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=_serve, args=(handler, endpoint, theirs))
+    process.start()
+    try:
+        yield ours.recv()
+    finally:
+        process.kill()
+        process.join()
 
 
 @contextlib.contextmanager
@@ -106,11 +108,11 @@ def serving(
         def serve(self, body: bytes) -> None:
             serve(self, body)
 
-    server = relay(Serving, endpoint)
+    server, address = _relay(Serving, endpoint)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield address
     finally:
         server.shutdown()
         server.server_close()

@@ -22,6 +22,7 @@ from obstore import exceptions
 from pyarrow import fs
 
 from spark_mq.delta.storage_options import store_options
+from support.gcs_proxy import GcsProxy
 from support.relays import running
 from support.servers import free_port, server
 
@@ -117,7 +118,7 @@ def fake_gcs() -> Iterator[RemoteStore]:
             "fake-gcs-server", "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1",
             "-public-host", "127.0.0.1", "-port", "{port}",
         ) as target,
-        running("gcs_proxy", target) as url,
+        running(GcsProxy, target) as url,
     ):  # fmt: skip
         made = urllib.request.Request(
             f"{target}/storage/v1/b",
