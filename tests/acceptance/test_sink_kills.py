@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from multiprocessing.synchronize import Event
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.handles import until
 from support.processes import SHORT, SPAWN, start
 from support.queues import Place
 from support.sinks import SCHEMA, make_sink, values
@@ -65,10 +65,7 @@ def test_workers_that_are_killed_write_each_message_once(place: Place, kind: str
             os.kill(process.pid, signal.SIGKILL)
             process.join()
             workers[at] = begin(path, options, stop)
-        end = time.monotonic() + PATIENCE
-        while (stats := group.stats()).ready or stats.leased or stats.delayed:
-            assert time.monotonic() < end, stats
-            process.join(0.2)
+        until(lambda: not ((left := group.stats()).ready or left.leased or left.delayed), "the end")
     finally:
         stop.set()
         for process, _ in workers:

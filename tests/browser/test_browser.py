@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.relays import serving
 
 from spark_mq import Message, Queue
 
@@ -193,24 +192,13 @@ def test_another_site_cannot_make_a_change(browser: Any, queue: Queue, address: 
         "<input name=group value=billing></form>"
     )
 
-    class Attacker(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(form.encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Attacker) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    html = {"Content-Type": "text/html"}
+    with serving(lambda to, _: to.answer(200, form.encode(), html)) as site:
         page = browser.new_page()
         page.goto(f"{address}/queue/orders")
-        page.goto(f"http://localhost:{server.server_port}/")
+        page.goto(site.replace("127.0.0.1", "localhost"))
         with page.expect_response("**/change/orders") as answer:
             page.evaluate("document.forms[0].submit()")
         assert answer.value.status == 403
         page.close()
-        server.shutdown()
     assert queue.group("billing").blocked_because == ""

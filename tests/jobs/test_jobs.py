@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.handles import lease, take
+from support.handles import lease, take, until
 from support.harness import make_queue
 from support.having import having
 from support.limits import Limits
@@ -130,11 +130,12 @@ def ended(process: subprocess.Popen[str], *codes: int, within: float = PATIENCE)
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert process.poll() is None, "".join(process.communicate())
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    def holds() -> object:
+        met = condition()
+        assert met or process.poll() is None, "".join(process.communicate())
+        return met
+
+    until(holds, seconds=PATIENCE)
 
 
 # -- before Spark starts: with no Java, it could not

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.handles import until
 from support.harness import storage_options
 from support.processes import SPAWN
 from support.sinks import make_sink, table_of, values
@@ -149,11 +149,10 @@ def begin(path: str, options: Mapping[str, str], folder: Path, settings: Mapping
 
 def wait(group: ConsumerGroup, enough: Callable[[int], bool]) -> int:
     """Wait until enough messages are settled. Return how many are."""
-    end = time.monotonic() + PATIENCE
-    while True:
+
+    def settled() -> int:
         stats = group.stats()
-        settled = stats.acked + stats.dead + stats.dead_lettered
-        if enough(settled):
-            return settled
-        assert time.monotonic() < end, stats
-        SPAWN.Event().wait(0.3)
+        return int(stats.acked + stats.dead + stats.dead_lettered)
+
+    until(lambda: enough(settled()), "enough are settled", PATIENCE)
+    return settled()
