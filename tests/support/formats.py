@@ -38,7 +38,7 @@ ORDER_VALUE: dict[str, Any] = {
 
 
 def order_class(name: str = "shop.Order") -> Any:
-    """Return the class of a message, such as ``shop.Other``, ``shop.Order`` or ``shop.Tree``."""
+    """Return the class of a message: ``shop.Order`` or ``shop.Tree``."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.message_factory import GetMessages
     from google.protobuf.text_format import Parse
@@ -46,25 +46,13 @@ def order_class(name: str = "shop.Order") -> Any:
     text = """
     file {
       name: "shop/orders.proto" package: "shop" syntax: "proto3"
-      message_type { name: "Other" field { name: "note" number: 1 type: TYPE_STRING } }
       message_type {
         name: "Order"
         field { name: "id" number: 1 type: TYPE_INT64 }
         field { name: "customer" number: 2 type: TYPE_STRING proto3_optional: true oneof_index: 0 }
         field { name: "items" number: 3 type: TYPE_MESSAGE label: LABEL_REPEATED
                 type_name: ".shop.Order.Item" }
-        field { name: "state" number: 4 type: TYPE_ENUM type_name: ".shop.State" }
-        field { name: "counts" number: 5 type: TYPE_MESSAGE label: LABEL_REPEATED
-                type_name: ".shop.Order.CountsEntry" }
-        field { name: "total" number: 6 type: TYPE_UINT64 }
-        field { name: "blob" number: 7 type: TYPE_BYTES }
         oneof_decl { name: "_customer" }
-        nested_type {
-          name: "CountsEntry"
-          field { name: "key" number: 1 type: TYPE_STRING }
-          field { name: "value" number: 2 type: TYPE_INT32 }
-          options { map_entry: true }
-        }
         nested_type {
           name: "Item"
           field { name: "sku" number: 1 type: TYPE_STRING }
@@ -75,7 +63,6 @@ def order_class(name: str = "shop.Order") -> Any:
         name: "Tree"
         field { name: "inner" number: 1 type: TYPE_MESSAGE type_name: ".shop.Tree" }
       }
-      enum_type { name: "State" value { name: "NEW" number: 0 } value { name: "PAID" number: 1 } }
     }
     """
     return GetMessages(Parse(text, FileDescriptorSet()).file)[name]
