@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Freezer, Stream, make_queue
+from support.harness import Stream, make_queue
 from support.marks import slow
 from support.sinks import make_sink
 from support.spark_session import spark
@@ -19,11 +19,8 @@ __all__ = ["no_query_survives", "queue", "sink", "spark", "stream"]
 
 @pytest.fixture(autouse=True)
 def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Stop what a test left running, and let go what it froze."""
+    """Stop what a test left running."""
     yield
-    for frozen in Freezer.all:
-        frozen.release.set()
-    Freezer.all.clear()
     if "spark" in request.fixturenames:
         for query in request.getfixturevalue("spark").streams.active:
             query.stop()

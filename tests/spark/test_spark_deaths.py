@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from support import harness
 from support.blocks import ROOT
 from support.handles import until
 from support.harness import (
+    PATIENCE,
     Death,
-    Freezer,
     Sink,
     Stream,
     copy_checkpoint,
@@ -156,23 +157,35 @@ def test_a_driver_that_is_killed_with_its_jvm_keeps_the_order_of_keys(
 # -- frozen drivers
 
 
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """It lets a driver go on, at the latest when its test has failed."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
 @pytest.mark.slow
 def test_a_frozen_driver_that_wakes_after_its_successor_took_over_settles_nothing_and_ends(
-    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
+    spark: Any, stream: Stream, queue: Queue, tmp_path: Path, release: threading.Event
 ) -> None:
     queue.publish(numbered(3))
-    frozen, rows = Freezer(), list[list[str]]()
-    woken = stream.start(
-        stream.group.for_each_batch(lambda batch, lease: frozen(), on_error="nack"),
-        available_now=False,
-    )
-    frozen.wait(woken)
+    reached, rows = threading.Event(), list[list[str]]()
+
+    def freeze(batch: Any, lease: Any) -> None:
+        reached.set()
+        assert release.wait(2 * PATIENCE)
+
+    freezing = stream.group.for_each_batch(freeze, on_error="nack")
+    woken = stream.start(freezing, available_now=False)
+    until(lambda: reached.is_set() or not woken.isActive, "the driver is frozen")
+    assert reached.is_set(), woken.exception()
     successor = Stream(spark, queue, copy_checkpoint(stream.checkpoint, tmp_path / "copy"))
     successor.settle_with(lambda batch, lease: rows.append(values(batch)))
     assert rows == [numbered(3)]
     assert stream.group.stats().acked == 3
     before = group_ledger_of(stream.group).current().ranges
-    frozen.release.set()
+    release.set()
     until(lambda: not woken.isActive, "the woken driver's query ended")
     assert "StreamFenced" in str(woken.exception())
     assert group_ledger_of(stream.group).current().ranges.equals(before), (

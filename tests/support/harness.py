@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq import Queue
-from support.handles import until
 from support.tables import add_file, context_of, fresh_log, messages_of
 
 PATIENCE = 150.0
@@ -193,27 +191,6 @@ class Sink:
     @property
     def values(self) -> list[str]:
         return sorted(value for rows in self.batches.values() for value, _ in rows)
-
-
-class Freezer:
-    """Freezes a driver at a place in its foreachBatch function: ``freezer()`` blocks until
-    ``release`` is set.
-    """
-
-    all: list[Freezer] = []  # noqa: RUF012 (a registry on purpose: a fixture lets go what a failed test left)
-
-    def __init__(self) -> None:
-        self.reached, self.release = threading.Event(), threading.Event()
-        Freezer.all.append(self)
-
-    def __call__(self) -> None:
-        self.reached.set()
-        assert self.release.wait(2 * PATIENCE)
-
-    def wait(self, query: Any) -> None:
-        """Until the driver of a query has come here."""
-        until(lambda: self.reached.is_set() or not query.isActive, "the driver came here")
-        assert self.reached.is_set(), query.exception() or query.status
 
 
 class Death(Exception):
