@@ -135,15 +135,6 @@ def test_the_limit_cuts_between_due_messages_and_leaves_the_rest_unread(
     assert values(queue, 100) == ["1", "3", "5", "7", "8", "9"]
 
 
-def test_an_expired_message_is_dropped_and_counted(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("short", expires_at=in_seconds(clock, 10)), Message("long")])
-    clock.advance(10)
-    assert queue.group().ensure().stats().ready == 1
-    assert values(queue) == ["long"]
-    stats = queue.group().stats()
-    assert (stats.expired, stats.leased, stats.ready) == (1, 1, 0)
-
-
 def test_a_lease_outlives_the_expiry_of_its_messages(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
     lease = queue.group().lease("w")
