@@ -55,14 +55,6 @@ def test_avro_values_come_back_and_are_the_bytes_of_fastavro(value: dict[str, An
     assert avro.decode(encoded) == value
 
 
-@given(LONGS, st.none() | TEXTS, ITEMS)
-def test_protobuf_messages_come_back(number: int, customer: str | None, items: Any) -> None:
-    order = Order(id=number, customer=customer, items=items)
-    protobuf = Protobuf(Order)
-    assert protobuf.encode(order) == order.SerializeToString(deterministic=True)
-    assert protobuf.decode(order.SerializeToString()) == order
-
-
 @given(st.integers(), st.sampled_from(["person", "firm"]), st.none() | TEXTS)
 def test_models_come_back(number: int, kind: Any, to: str | None) -> None:
     customer = Customer(id=number, kind=kind, **{"ship-to": to})
