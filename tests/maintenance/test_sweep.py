@@ -394,19 +394,6 @@ def test_a_log_cleaned_while_it_is_opened_is_opened_again(
     assert lease(queue).ack().settled == 1
 
 
-def test_who_loses_a_race_deletes_its_file(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = delta_queue()
-    queue.publish([str(n) for n in range(10)])
-    queue.group().ensure()
-    other = again(queue)
-    with monkeypatch.context() as patch:
-        on_commit(patch, "leases", before=lambda: lease(other, 1))
-        lease(queue, 1)
-    assert len(ledgers_of(queue).files.list("consumer_group=default")) == 3, "one for each commit"
-
-
 def make_old(*paths: Path) -> None:
     """Let the files seem two hours old, as those of a clock that stepped back do."""
     then = time.time() - 7_200
