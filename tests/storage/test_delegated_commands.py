@@ -413,17 +413,6 @@ def test_a_request_runs_once_although_its_file_is_still_there(
     assert queue.group().stats().leased == 17
 
 
-def test_a_writer_that_commits_itself_is_not_run_by_others(
-    queue: Queue, byte_store: ByteStore
-) -> None:
-    keep_requests(byte_store)
-    other = sharing(again(queue))
-    leased(other, 5)
-    assert len(files(queue)) == 1
-    leased(queue, 5)
-    assert queue.group().stats().leased == 10
-
-
 def test_of_two_commits_that_run_a_request_only_one_lands(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -700,24 +689,6 @@ def test_what_another_writer_has_run_is_reported_although_the_store_failed(
 
     on_look(byte_store, sharing(other), run_it_and_fail)
     assert held.ack().settled == 5
-
-
-@pytest.mark.parametrize("verb", ["ack", "lease"])
-def test_an_outage_after_the_post_does_not_claim_that_nothing_was_changed(
-    queue: Queue, byte_store: ByteStore, verb: str
-) -> None:
-    other = again(queue)
-    held = leased(other, 5)
-    on_look(byte_store, sharing(other), unreachable)
-    keep_requests(byte_store)  # the deletion fails, too
-    with pytest.raises(errors.StorageError, match="other workers may still run it") as raised:
-        held.ack() if verb == "ack" else leased(other, 5)
-    assert raised.value.landed is None
-    leased(queue, 1)
-    stats = queue.group().stats()
-    assert (stats.acked, stats.leased) == ((5, 1) if verb == "ack" else (0, 11))
-    if verb == "ack":
-        assert held.ack().settled == 0, "a repeated settle is no error"
 
 
 def test_an_operation_whose_post_failed_may_be_run_by_others(
