@@ -47,20 +47,6 @@ def working(queue: Queue, handler: Handler, **options: Any) -> Any:
 # -- many together
 
 
-def test_a_handler_gets_single_messages_of_large_leases_by_default(queue: Queue) -> None:
-    """It is the first program of many, so it must be fast."""
-    queue.publish([str(number) for number in range(100)])
-    seen = list[str]()
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.text)
-
-    work = queue.group().work
-    summary = work(handle, until="empty")
-    assert seen == [str(number) for number in range(100)]
-    assert (summary.acked, summary.leases) == (100, 2), "one to learn how long a handler takes"
-
-
 def test_messages_are_leased_and_settled_together(queue: Queue) -> None:
     values = [str(n).encode() for n in range(200)]
     queue.publish(values)
