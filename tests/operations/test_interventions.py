@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.handles import again, lease, notes, route, take
+from support.handles import again, lease, leased, notes, route, take
 from support.having import having
 
 from spark_mq import Message, Queue, SettleResult
@@ -25,6 +25,7 @@ def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
     commits = len(notes(queue))
     assert group.discard([s[0], s[4], s[5]]) == 3
     assert len(notes(queue)) == commits + 1
+    assert notes(queue)[-1]["ranges"] == f"{s[0]}-{s[0]},{s[4]}-{s[5]}"
     assert take(group) == ["1", "2", "3", *"6789"]
     assert states(queue) == {"acked": 7, "dropped": 3}
 
@@ -95,6 +96,14 @@ def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) 
     clock.advance("61m")
     assert group.retry_now(list(s)) == 0, "all are due"
     assert sorted(m.sequence for m in lease(again(queue)).messages) == list(s)
+
+
+def test_a_message_that_is_retried_during_its_last_attempt_does_not_die(queue: Queue) -> None:
+    group = queue.group()
+    group.configure(max_delivery_attempts=1)
+    (message,) = leased(queue, "a").messages
+    assert group.retry_now(message.sequence, force=True) == 1
+    assert lease(queue).messages[0].delivery_count == 1
 
 
 @pytest.mark.parametrize("how", CHANGES)
