@@ -169,6 +169,8 @@ def test_queues_that_share_a_dead_letter_queue_change_their_own(
     for queue, errors in ((one, "a"), (two, "bc"), (three, "d")):
         with_dead(queue, [*errors])
     assert one.discard_dead_letters(where="true").messages == 1
+    die_in_a_redrive(three)
+    assert one.redrive().messages == 0, "the third queue finishes its own"
     assert (two.redrive().messages, three.redrive().messages) == (2, 1)
     assert (back(one), back(two), back(three)) == ([], ["0", "1"], ["0"])
 

@@ -132,6 +132,7 @@ def test_a_decision_counts_as_in_a_worker(
 def test_on_error_decides_what_an_exception_means(on_error: str, now: str, change: str) -> None:
     report = replay(settled("ack:a"), refuse, on_error=on_error)
     assert outcomes(report) == [("acked", now, change)]
+    assert report.summary == having(other=0, **{now: 1, change: 1})
     assert report.table["error"].to_pylist() == ["ValueError: no 'ack:a'"]
 
 
