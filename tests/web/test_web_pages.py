@@ -405,6 +405,7 @@ def test_a_dry_run_selects_dead_letters_and_changes_nothing(visit: Visit, queue:
         {"died_in": "audit"}, {"reason": "x' or 1=1"}, {"shape": "bad"}, {"key_prefix": "ey-"},
         {"message_id": "id"}, {"since": "2999-01-01T00:00Z"}, {"until": "2020-01-01T00:00Z"},
         {"first": sequence + 1}, {"last": sequence - 1}, {"without": "died_in"},
+        {"without": "shape"},
     ):  # fmt: skip
         assert "0 letters would be redriven" in select(**query), query
     assert get(client, "/letters/orders", count="all")
