@@ -89,14 +89,19 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
 
 
 def test_a_lease_that_lost_takes_what_is_left(
-    queue: Queue, on_ledger_write: Callable[..., Injected]
+    queue: Queue, on_ledger_write: Callable[..., Injected], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(["a", "b", "c", "d"])
     queue.group().ensure()
     rival, taken = again(queue), []
     # The rival's write is the second call of the wrapper, and the retry the third.
     wrapper = on_ledger_write(before=lambda: taken.append(lease(rival, 3)))
+    backoff, pauses = ledgers_of(queue).backoff, list[float]()
+    monkeypatch.setattr(backoff, "wait", lambda _: pauses.append(backoff.pause))
+    began = time.monotonic()
     mine = lease(queue, 3)
+    (pause,) = pauses
+    assert 0 < pause < 2 * (time.monotonic() - began), "about as long as the attempt that lost"
     assert [m.value for m in taken[0].messages] == [b"a", b"b", b"c"]
     assert [m.value for m in mine.messages] == [b"d"]
     assert wrapper.calls == 3
