@@ -157,8 +157,8 @@ class ReplayReport(Converts):
         if summary.stopped_because:
             lines.append(f"ended early: {summary.stopped_because}")
         lines += [_line(error) for error in self.errors[:_SHOWN]]
-        if more := len(self.errors) - _SHOWN:
-            lines += [f"and {show_count(more, 'more shape')} of errors"] if more > 0 else []
+        if (more := len(self.errors) - _SHOWN) > 0:
+            lines.append(f"and {show_count(more, 'more shape')} of errors")
         return "\n".join(lines)
 
     def _title(self) -> str:

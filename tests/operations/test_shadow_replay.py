@@ -498,6 +498,18 @@ def test_many_errors_are_counted_in_bounded_memory(limits: Limits) -> None:
     assert {len(text) for text in report.table["error"].to_pylist()} == {500}
 
 
+@pytest.mark.parametrize(("shapes", "more"), [(10, []), (12, ["and 2 more shapes of errors"])])
+def test_a_printed_report_shows_ten_shapes_of_errors(shapes: int, more: list[str]) -> None:
+    queue = memory_queue()
+    settle_as(queue, *(f"ack:{letter}" for letter in "abcdefghijkl"[:shapes]))
+
+    def handler(message: ReceivedMessage) -> None:
+        raise ValueError(message.key)
+
+    lines = str(replay(queue, handler)).splitlines()
+    assert [line for line in lines if "more shape" in line] == more
+
+
 def test_the_report_in_a_notebook_escapes_errors() -> None:
     page = replay(settled("ack:<b>", "reject:b"), refuse)._repr_html_()
     assert "Errors by shape" in page
