@@ -99,7 +99,8 @@ class Intervene(Command[Intervention]):
                 return ledger, Intervention(expired=expired)
         change = _Change(self, view, ledger)
         for piece in change.editor.cut(wanted, index, _IN_LEDGER):
-            change.apply(piece)
+            for part in change.parts(piece):
+                change.apply(part)
         for piece in change.editor.cut(unread, index, (UNREAD,)):
             change.apply(piece)
         if not change.done.changed:
@@ -144,6 +145,13 @@ class _Change:
         self.editor = LedgerEditor(ledger)
         self.done = Intervention()
         self.fenced: set[str] = set()  # the leases that messages were taken from
+
+    def parts(self, r: Range) -> list[Range]:
+        """Split a range in which some messages are due already and others are not."""
+        if self.how != RETRY_NOW or r.state != AVAILABLE or (r.available_at or 0) > self.now:
+            return [r]
+        split = split_by_time(r, self.index, self.now, self.now)
+        return [r.at(part.first, part.last, part.message_count) for _, part in split]
 
     def apply(self, r: Range) -> None:
         after = self._after(r)

@@ -29,7 +29,13 @@ from spark_mq.ledger.isolation import (
     isolation_size,
     settled_since,
 )
-from spark_mq.ledger.key_order import claims_on_lanes, held_lanes, is_ordered, leases_held
+from spark_mq.ledger.key_order import (
+    claims_on_lanes,
+    held_lanes,
+    is_ordered,
+    leases_held,
+    return_behind,
+)
 from spark_mq.ledger.lane_walk import (
     LaneShares,
     LaneWalk,
@@ -276,14 +282,15 @@ class LaneSelector:
             self._must_wait = holds_leases(self._ledger, self._request.worker_id)
             if self._must_wait:
                 return
-        attempts = self._attempts or ASSUMED_ATTEMPTS
+        attempts, most = self._attempts or ASSUMED_ATTEMPTS, budget.messages
         budget.messages = isolation_size(
-            budget.messages, r.delivery_count, attempts, r.lease_size,
+            most, r.delivery_count, attempts, r.lease_size,
             settled=settled_since(self._ledger, r),
             waiting=self._ledger.count((AVAILABLE,), *failed_together(r)),
         )  # fmt: skip
         self._walk.take(level.slots, level.rows, reads=False, all_lanes=True)
-        budget.messages = 0
+        # All of this priority may lie beyond the request's last sequence.
+        budget.messages = 0 if self._walk.selection.taken else most
 
     def _grant(self, *, passes_over: bool) -> tuple[Ledger, Grant]:
         """Lease the pieces that the walk has taken, and settle what it has skipped."""
@@ -322,7 +329,11 @@ class LaneSelector:
         granted = tuple(leased(r, self._now, request, size) for r in taken)
         for before, r in zip(taken, granted, strict=True):
             editor.add(r, before, "leased")
-        return editor.build(), Grant(granted, skipped=by_event)
+        after = editor.build()
+        # What such a lease has extended may now stand behind what it lost.
+        for lease_id in dict.fromkeys(ranges[row].lease_id or "" for row in sorted(lost)):
+            after, _ = return_behind(after, index, self._now, lease_id)
+        return after, Grant(granted, skipped=by_event)
 
     def _add_passed_over(self, editor: LedgerEditor, taken: list[Interval]) -> None:
         """Add the unread messages between those of the lease, and up to where the walk reached."""

@@ -87,6 +87,11 @@ class SettleOutcome:
             first = self.lost.pop()[0]
         self.lost.append((first, last, reason))
 
+    def sort_lost(self) -> None:
+        lost, self.lost = sorted(self.lost), []
+        for part in lost:
+            self.add_lost(*part)
+
     def add(self, r: Range, became: Range) -> None:
         self.settled += r.message_count
         self.ranges.append((r.first, r.last))
@@ -215,9 +220,7 @@ class LeaseWalker:
                 self.outcome.add_lost(first, last, "no message")
         if held != named:
             self._report(subtract(named, held))
-        lost, self.outcome.lost = sorted(self.outcome.lost), []
-        for part in lost:
-            self.outcome.add_lost(*part)
+        self.outcome.sort_lost()
 
     def _are_held(self, intervals: Sequence[Interval]) -> bool:
         """Return whether intervals are the ranges that the lease holds, as in most whole leases."""
@@ -441,6 +444,7 @@ def _extend(
         outcome.settled -= index.count(first, last)
     for first, last in normalise([*stay, *intersect(outcome.ranges, lost)]):
         outcome.add_lost(first, last, "after an unsettled message of its key")
+    outcome.sort_lost()
     outcome.ranges, outcome.returned = subtract(outcome.ranges, lost), lost
     return kept, outcome
 

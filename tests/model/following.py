@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any
 
 from spark_mq.ledger.settle import SettleOutcome
@@ -52,6 +53,8 @@ class Follower:
         assert [m.seq for m in kept] == taken, f"{batch} is replayed with {taken}, not {kept}"
 
     def _settle(self, group: ReferenceGroup, command: Any, outcomes: Any) -> None:
+        if not any(outcome.settled or outcome.ended for outcome in outcomes):
+            group = deepcopy(group)  # nothing is stored, not even what has expired
         group.expire_leases(self.now, tuple(command.lease_ids))
         gone, done = set[int](), list(zip(command.parts, outcomes, strict=True))
         if group.order == "key":  # what they return is settled by no other part
@@ -67,6 +70,8 @@ class Follower:
             gone |= came[-1]
 
     def _extend(self, group: ReferenceGroup, command: Any, result: Any) -> None:
+        if not any(outcome.settled or outcome.returned for outcome in result.outcomes):
+            group = deepcopy(group)
         group.expire_leases(self.now, tuple(command.lease_ids))
         for (lease_id, named), outcome in zip(command.targets, result.outcomes, strict=True):
             seqs = None if named is None else group.inside(named)

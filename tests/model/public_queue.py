@@ -111,7 +111,7 @@ class PublicQueue:
             return None
         chosen = [self.message(name, m.sequence) for m in lease.messages]
         group.check_some(chosen, limit, self.now)
-        group.end_claims(chosen)
+        group.end_claims(chosen, self.now)
         group.granted(chosen, lease.lease_id, "1~w", self.now, to_micros(lease.expires_at))
         counts = {m.sequence: m.delivery_count for m in lease.messages}
         assert counts == {m.seq: m.info["delivery_count"] for m in chosen}, "deliveries"

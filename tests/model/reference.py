@@ -545,14 +545,18 @@ class ReferenceGroup:
                 expired.add(slot)
         return lost
 
-    def end_claims(self, chosen: Sequence[ReferenceMessage]) -> None:
-        """An expired lease loses its claim with one of its lanes, if the order is kept."""
+    def end_claims(self, chosen: Sequence[ReferenceMessage], now: int) -> None:
+        """An expired lease loses its claim with one of its lanes, if the order is kept. What it
+        has extended must not go before that.
+        """
         lanes = {m.lane for m in chosen if self.order == "key"} - {None}
         late = [m for m in self.by_state("available") if m.info["lease_id"]]
         lost = {m.info["lease_id"] for m in late if m.lane in lanes}
         for m in late:
             if m.info["lease_id"] in lost:
                 m.info["lease_id"] = None
+        for lease_id in lost:
+            self.return_behind(lease_id, now)
 
     def extend(
         self, lease_id: str, expires_at: int, seqs: list[int] | None, now: int
@@ -755,7 +759,7 @@ class ReferenceGroup:
         self.check_grant(taken, why, wanted, now)
         if not (chosen := self.named(taken)):
             return
-        self.end_claims(chosen)
+        self.end_claims(chosen, now)
         self.granted(chosen, wanted.lease_id, wanted.worker_id, now, wanted.expires_at)
         if self.by_lane:  # how far it has looked is not judged then
             self._write_down(after.end_sequence + 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.ledger_group import SECOND, limits
 
@@ -68,9 +68,10 @@ class World:
                 self.replay(name)
 
     def pass_time(self) -> None:
-        """Let all leases end."""
+        """Let all leases end, and a breaker that is open allow its next trial."""
         self.group.now += 100 * SECOND
         self.group.expire_leases()
+        self.group.now = max(self.group.now, self.group.reference.trial_from or 0)
 
     def replay(self, prefix: str) -> None:
         """The driver died and starts again, at once or after the deadline.
@@ -121,6 +122,17 @@ def test_one_poison_dies_alone(n, batch, reserved_attempts):
 
 
 @settings(max_examples=settings.default.max_examples // 2)
+@example(
+    n=5,
+    batch=3,
+    messages=6,
+    poison={0, 2, 3, 5},
+    flaky={0: 1, 1: 2, 4: 2},
+    reserved_attempts=0,
+    replays=False,
+    whole_nacks=0.0,
+    seed=0,
+)  # the breaker opens
 @given(
     n=st.integers(2, 6),
     batch=st.sampled_from([1, 2, 3, 10, 50, 1000]),

@@ -11,7 +11,7 @@ from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.ledger.interventions import RETRY_NOW, Intervene
 from spark_mq.ledger.message_filter import RowRuns
-from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settle import ACK, NACK
 from spark_mq.ledger.slots import SlotLayout, encode_slots
@@ -112,6 +112,24 @@ def test_an_expired_lease_loses_its_claim_with_one_of_its_lanes() -> None:
     assert outcome.settled == 0
 
 
+def test_an_expired_lease_that_loses_its_claim_loses_what_it_extended_behind_it() -> None:
+    group = ordered(file_of(1, (0, 0, 1), (0, 1, 2)))
+    other, _, behind = group.lease("a", 3)
+    group.extend("a", 2 * TIMEOUT, [behind])
+    group.now += TIMEOUT + 1
+    assert group.lease("b", 3, intervals=[(other, other)]) == [other]
+    assert rows_of(group, "a") == []
+    group.settle(ACK, "b")
+    assert group.lease("c", 3) == [behind - 1]
+
+
+def test_suspects_of_a_higher_priority_beyond_the_last_sequence_hold_back_no_others() -> None:
+    group = ordered(file_of(1, (0, 0, 2)), file_of(2, (1, 0, 1)))
+    first, second = group.lease("a", 3)[:2]
+    group.now += TIMEOUT + 1
+    assert group.lease("b", 1, max_sequence=second) == [first]
+
+
 def test_the_owners_retry_returns_what_stands_behind() -> None:
     group = ordered(file_of(1, (0, 0, 3)))
     group.lease("a", 10)
@@ -119,6 +137,15 @@ def test_the_owners_retry_returns_what_stands_behind() -> None:
     done = group.run(Intervene(RETRY_NOW, [(first, first)], force=True))
     assert done.changed == 1
     assert rows_of(group, "a") == []
+
+
+def test_the_owners_retry_changes_no_message_that_is_due_already() -> None:
+    late = Group().now + TIMEOUT
+    times = DeliveryTimes.of([(1, None, None), (1, late, None), (1, None, None)])
+    group = ordered(file_of(1, (0, 0, 3), times=times))
+    first = sequence(1, 0)
+    group.reject_file(first + 2, first + 2, "damaged")
+    assert group.run(Intervene(RETRY_NOW, [(first, first + 1)])).ranges == [(first + 1, first + 1)]
 
 
 def test_a_higher_priority_comes_first_and_fills_up_with_lower_ones() -> None:
