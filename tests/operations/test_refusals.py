@@ -124,8 +124,8 @@ DOORS: dict[str, Callable[..., Any]] = {
     "keep_alive": lambda s, **given: s.held.keep_alive(**given).__enter__(),
     "group.extend": lambda s, timeout: s.group.extend(s.held, timeout),
     **{
-        f"group.{verb}": lambda s, lease_id=None, verb=verb, **given: getattr(s.group, verb)(
-            s.held.lease_id if given else lease_id, **given
+        f"group.{verb}": lambda s, lease_id="held", verb=verb, **given: getattr(s.group, verb)(
+            s.held.lease_id if lease_id == "held" else lease_id, **given
         )
         for verb in ("ack", "nack", "reject", "release")
     },
@@ -316,6 +316,8 @@ HANDLING = [
     *of(BY_ID, "lease_id", [None, 5, "\ud800"]),
     *of(BY_ID, "lease_id", [b"x"], reported=("lease_id", b"x"[0])),
     *of(BY_ID, "lease_id", [[""]], reported=("lease_id", "")),
+    *of(BY_ID, "lease_id", [["a", "b"]], "messages of one lease: give {lease_id: sequences}",
+        reported=("sequences", [1]), sequences=[1]),
     *[
         refusal
         for given, wrong in NOT_SEQUENCES

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import killed, lease, route
+from support.handles import archive, killed, lease, route
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue, SettleResult
@@ -178,6 +178,8 @@ def test_a_repeat_settles_nothing_and_raises_nothing(case: Case, verb: str, agai
 def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
     group, (done, other, _) = case.queue.group(), case.leases
     group.ack(done.lease_id)
+    archive(case.queue)
+    assert group.ack(done.lease_id) == SettleResult(0), "as the archive tells"
     assert group.ack([done.lease_id, other.lease_id]) == SettleResult(1)
     with pytest.raises(LeaseLost) as caught:
         group.ack({done.lease_id: None, "no-such-lease": None})
