@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import logging
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -264,6 +266,22 @@ def test_a_wrong_result_ends_the_loop_and_settles_nothing(
     with pytest.raises(InvalidHandlerResult, match=match):
         drain(queue, lambda _: wrong(sequence) if callable(wrong) else wrong, mode=mode)
     assert counts(queue) == {"leased": 1}
+
+
+def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
+    """So that it doesn't grow, although it runs for months."""
+    queue.publish([str(number) for number in range(20)])
+    leases = list[weakref.ref[Lease]]()
+    alive = list[bool]()
+
+    def handle(lease: Lease) -> None:
+        leases.append(weakref.ref(lease))
+        if len(leases) == 20:
+            gc.collect()
+            alive.extend(ref() is not None for ref in leases)
+
+    drain(queue, handle, max_messages=1)
+    assert 1 <= sum(alive) <= 5
 
 
 @MODES

@@ -53,6 +53,8 @@ def refuse(message: ReceivedMessage) -> None:
 def test_a_worker_that_ends_by_itself_has_routed_its_dead_letters(
     queue: Queue, sweep: str | None
 ) -> None:
+    """Although another process has just swept."""
+    sweeps_of(again(queue)).run()
     queue.publish(["a"])
     queue.group().work(refuse, until="empty", sweep=sweep)
     assert queue.describe().dead_letters == (0 if sweep is None else 1)

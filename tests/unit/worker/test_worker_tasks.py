@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_mq.worker.open_tasks import LaneChains
+from spark_mq.worker.open_tasks import Demand, LaneChains
 from spark_mq.worker.pools import CoroutinePool
 from spark_mq.worker.tasks import Task
 
@@ -36,3 +36,11 @@ def test_a_lane_hands_out_one_task_at_a_time() -> None:
     assert chains.remove("c") is None
     assert chains.remove("x") is None
     assert (chains.lanes, len(chains)) == (0, 0)
+
+
+def test_a_feed_leases_other_lanes_only_for_handlers_that_are_idle() -> None:
+    chains: Any = LaneChains()
+    for task in ("a", "b", "c"):
+        chains.add(1, task)
+    demand = Demand(8, 1.0, may_prefetch=False)
+    assert demand.wanted(4, 4, chains) == 2, "one handler has the lane, one a task without a lane"
