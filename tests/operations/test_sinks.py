@@ -359,12 +359,15 @@ def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
     group: ConsumerGroup, clock: ManualClock, sink: str
 ) -> None:
     """It does not know what the old one had, so all unsettled messages are written there."""
-    publish(group, "a", "b")
+    publish(group, "a", "b", "c")
     append(take(group, 1))
-    old = take(group)
+    old = take(group, 1)
     make_again(sink)
     with refused("than when it was set"):
         append(old)
+    elsewhere = Queue.open(group._context.path, clock=clock).group(group.name)
+    with refused("than when it was set"):
+        append(take(elsewhere))
     group.configure(sink=sink)
     with refused("is older than the sink"):
         append(old)
@@ -372,7 +375,7 @@ def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
     drain(group, clock)
     with refused("is older than the sink"):
         append(old)
-    assert values(sink) == ["a", "b"]
+    assert values(sink) == ["a", "b", "c"]
 
 
 def test_a_sink_that_is_gone_can_be_taken_off(group: ConsumerGroup, sink: str) -> None:
