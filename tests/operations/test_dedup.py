@@ -329,7 +329,7 @@ def test_a_publish_whose_ids_a_sweep_took_for_orphans_writes_them_again(
 # -- damage
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "of a later version"])
 def test_a_damaged_file_is_named_and_may_be_given_up(delta_queue: Make, damage: str) -> None:
     queue = delta_queue(dedup_window="1h")
     queue.publish([message("a"), message("b")])
@@ -339,6 +339,8 @@ def test_a_damaged_file_is_named_and_may_be_given_up(delta_queue: Make, damage: 
     data = old.read_bytes()
     if damage == "gone":
         old.unlink()
+    elif damage == "of a later version":
+        old.write_bytes(data.replace(b'{"format":', b'{"format":9', 1))
     else:
         old.write_bytes(data[:-1] + b"?" if damage == "flipped" else data[:-5])
     with pytest.raises((CorruptLog, StorageError), match="put an empty file in its place") as found:
