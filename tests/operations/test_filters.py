@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.byte_store import Injected
-from support.handles import again, history, side_by_side, take, take_all
+from support.byte_store import ByteStore, Injected
+from support.handles import again, history, lease, side_by_side, take, take_all
 from support.having import having
 from support.limits import Limits
 from support.marks import slow
@@ -144,6 +144,18 @@ def test_a_long_backlog_without_a_match_is_skipped_in_parts(
     skips = [row for row in history(queue).to_pylist() if row["event"] == "filtered"]
     assert sum(row["message_count"] for row in skips) == 20
     assert len({row["version"] for row in skips}) == 4
+
+
+def test_a_lease_reads_no_file_that_an_earlier_one_has_filtered(
+    queue: Queue, group: ConsumerGroup, byte_store: ByteStore
+) -> None:
+    publish(queue, "us-1", "eu-1", "us-2", "eu-2")
+    assert take(group, 1) == ["eu-1"]
+    opened = byte_store.paths("open", of="messages")
+    held = lease(queue, 1, group="eu")
+    assert opened == []
+    assert held.messages[0].text == "eu-2"
+    assert opened, "for the values"
 
 
 def test_over_a_store_files_are_checked_in_threads(delta_queue: Make) -> None:
