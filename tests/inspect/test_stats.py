@@ -8,10 +8,11 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
-from support.byte_store import ByteStore
+from support.byte_store import ByteStore, Call
 from support.handles import again
 from support.limits import Limits
 
@@ -104,6 +105,32 @@ def test_a_second_look_reads_only_what_has_changed(
     read.clear()
     assert reader.describe().groups["g3"].leased == 2
     assert groups() == ["g3"]
+
+
+@pytest.mark.parametrize("by", ["a lease", "a drop"])
+def test_a_ledger_that_is_replaced_meanwhile_is_counted_by_the_new_one(
+    queue: Queue, byte_store: ByteStore, limits: Limits, by: str
+) -> None:
+    limits(tag_bytes=0)  # as of large ledgers, which only their files have
+    queue.publish(["a", "b"])
+    queue.group("g").lease("w", max_messages=1)
+    gone = list[str]()
+
+    def replace(call: Call) -> Any:
+        """Replace the ledger and delete its file, just before the file is read."""
+        if gone or "consumer_group=" not in call.path:
+            return call.run()
+        gone.append(call.path)
+        if by == "a drop":
+            queue.drop_group("g")
+        else:
+            queue.group("g").lease("w")
+        raise FileNotFoundError(call.path)
+
+    reader = again(queue)
+    byte_store.on("read", act=replace, of="leases")
+    same(queue, reader)
+    assert gone
 
 
 def test_plain_groups_need_no_ledger_of_their_own(queue: Queue, monkeypatch: Any) -> None:
