@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.handles import again, lease, until
+from support.tables import on_commands
 from support.working import working
 
 from spark_mq import ConsumerGroup, Lease, Queue, WorkSummary
@@ -101,12 +102,26 @@ def test_the_log_shows_that_it_opens_and_closes(
     assert "the breaker is closed" in closed
 
 
-def test_a_wait_logs_a_pause_once(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    queue.group().pause("migration of the orders")
+def test_a_wait_logs_a_pause_once(
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = queue.group()
+    group.pause("migration of the orders")
     caplog.clear()
-    assert queue.group().lease("w", wait="50ms", poll_interval="1ms") is None
-    (said,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "migration of the orders" in said
+    after_looks = [lambda: queue.publish("a"), group.resume]
+
+    def look(run: Callable[[], list[Any]], _: object) -> list[Any]:
+        outcomes = run()
+        if after_looks:
+            after_looks.pop(0)()
+        return outcomes
+
+    on_commands(monkeypatch, look)
+    assert group.lease("w", wait="30s") is not None, "at the third look"
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(said) == 2
+    assert "migration of the orders" in said[0]
+    assert "is resumed" in said[1]
 
 
 def test_a_trace_shows_what_the_message_waits_for(queue: Queue) -> None:
