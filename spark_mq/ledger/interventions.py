@@ -99,8 +99,7 @@ class Intervene(Command[Intervention]):
                 return ledger, Intervention(expired=expired)
         change = _Change(self, view, ledger)
         for piece in change.editor.cut(wanted, index, _IN_LEDGER):
-            for part in change.parts(piece):
-                change.apply(part)
+            change.apply(piece)
         for piece in change.editor.cut(unread, index, (UNREAD,)):
             change.apply(piece)
         if not change.done.changed:
@@ -146,14 +145,19 @@ class _Change:
         self.done = Intervention()
         self.fenced: set[str] = set()  # the leases that messages were taken from
 
-    def parts(self, r: Range) -> list[Range]:
-        """Split a range in which some messages are due already and others are not."""
-        if self.how != RETRY_NOW or r.state != AVAILABLE or (r.available_at or 0) > self.now:
-            return [r]
-        split = split_by_time(r, self.index, self.now, self.now)
-        return [r.at(part.first, part.last, part.message_count) for _, part in split]
-
     def apply(self, r: Range) -> None:
+        """Change a range. What is due already is not retried, and a range may be so in part."""
+        if self.how != RETRY_NOW or r.state != AVAILABLE or (r.available_at or 0) > self.now:
+            self._apply(r)
+            return
+        for when, part in split_by_time(r, self.index, self.now, self.now):
+            piece = r.at(part.first, part.last, part.message_count)
+            if when == LATER:
+                self._apply(piece)
+            else:
+                self.editor.add(piece, piece)
+
+    def _apply(self, r: Range) -> None:
         after = self._after(r)
         if after == r:
             self.editor.add(r, r)
@@ -178,8 +182,6 @@ class _Change:
             return r if r.state == DEAD else to_dead(r, REQUESTED, self.error or r.error)
         if r.state in (DEAD, BLOCKED) or self._is_spent(r):
             return counted_from_zero(r, self.now)._replace(reason=REQUESTED)
-        if r.state == AVAILABLE and self._is_due(r):
-            return r
         size = r.lease_size if r.suspect and r.state == AVAILABLE else None
         return to_available(r, self.now, r.error)._replace(
             lease_size=size, reason=REQUESTED if r.delivery_count == 0 else r.reason
@@ -188,12 +190,6 @@ class _Change:
     def _is_spent(self, r: Range) -> bool:
         """Return whether a leased message would be dead, not due, after this delivery."""
         return r.state == LEASED and self.attempts is not None and r.delivery_count >= self.attempts
-
-    def _is_due(self, r: Range) -> bool:
-        if (r.available_at or 0) > self.now:
-            return False
-        split = split_by_time(r, self.index, self.now, self.now)
-        return all(when != LATER for when, _ in split)
 
 
 class _Transfer(Command[int]):

@@ -274,7 +274,7 @@ CASES = [
 
 
 def run_case(name: str | None, path: str, report: Report) -> None:
-    """Run a case, or create a queue. What it confirms is reported."""
+    """Run a case, or create a queue if no case is named. Report what it confirms."""
     try:
         if name is None:
             Queue.create(path)

@@ -1,4 +1,4 @@
-"""A worker's identity begins with that of its process."""
+"""The id of a worker starts with the id of its process, by which others find it."""
 
 from __future__ import annotations
 
