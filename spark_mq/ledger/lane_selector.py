@@ -282,15 +282,14 @@ class LaneSelector:
             self._must_wait = holds_leases(self._ledger, self._request.worker_id)
             if self._must_wait:
                 return
-        attempts, most = self._attempts or ASSUMED_ATTEMPTS, budget.messages
+        attempts = self._attempts or ASSUMED_ATTEMPTS
         budget.messages = isolation_size(
-            most, r.delivery_count, attempts, r.lease_size,
+            budget.messages, r.delivery_count, attempts, r.lease_size,
             settled=settled_since(self._ledger, r),
             waiting=self._ledger.count((AVAILABLE,), *failed_together(r)),
         )  # fmt: skip
         self._walk.take(level.slots, level.rows, reads=False, all_lanes=True)
-        # All of this priority may lie beyond the request's last sequence.
-        budget.messages = 0 if self._walk.selection.taken else most
+        budget.messages = 0
 
     def _grant(self, *, passes_over: bool) -> tuple[Ledger, Grant]:
         """Lease the pieces that the walk has taken, and settle what it has skipped."""

@@ -139,9 +139,9 @@ class Candidates:
 
     def open_in(self, row: int, slots: int, is_open: int) -> int:
         """Return the open slots of a row from which a lease may take messages."""
-        if self.named is None:
+        ledger, open_slots = self.ledger, 0
+        if self.named is None and ledger.last_sequences[row] <= self.end:
             return slots & is_open
-        open_slots, ledger = 0, self.ledger
         no_lane = self.index.layout.without_lane
         for low, high, closed in self.of_row(row, ledger.first_sequences[row]):
             if closed:
