@@ -23,7 +23,7 @@ from support.handles import (
 from support.having import having
 from support.limits import Limits
 from support.queues import Make
-from support.tables import add_file, context_of, ledgers_of, messages_of
+from support.tables import add_file, context_of, ledgers_of, messages_of, removes_of
 
 from spark_mq import Queue
 from spark_mq.testing import ManualClock
@@ -220,9 +220,7 @@ def test_large_files_of_the_index_are_skipped_when_all_in_them_is_forgotten(
     queue.publish("younger")
     trim(queue)
     assert len(publishes(queue)) <= 4, "they are older than the history that is kept"
-    logs = Path(queue.path, "commits", "_delta_log").glob("*.json")
-    removes = [line for log in logs for line in log.read_text().splitlines() if '"remove"' in line]
-    assert {json.loads(line)["remove"]["dataChange"] for line in removes} == {True}
+    assert {remove["dataChange"] for remove in removes_of(queue, "commits")} == {True}
     other = again(queue)
     assert other.stats()["published"] == 32
     duplicate = other.publish("x", producer_id="p", producer_sequence=30, on_duplicate="skip")

@@ -6,7 +6,6 @@ What kills and rivals of the chores do to the queue is in test_chores. Here are 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from dataclasses import replace
@@ -41,6 +40,7 @@ from support.tables import (
     last_checkpoint,
     ledgers_of,
     messages_of,
+    removes_of,
 )
 
 from spark_mq import Message, Queue, SweepReport, errors
@@ -281,10 +281,7 @@ def test_after_a_trim_messages_is_an_ordinary_append_only_table(
     queue.publish("d")
     table = DeltaTable(messages_of(queue).path)
     assert table.to_pyarrow_table()["value"].to_pylist() == [b"d"]
-    logs = Path(table.table_uri.removeprefix("file://"), "_delta_log").glob("*.json")
-    actions = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
-    removes = [action["remove"] for action in actions if "remove" in action]
-    assert [remove["dataChange"] for remove in removes] == [False] * 3
+    assert [remove["dataChange"] for remove in removes_of(queue, "messages")] == [False] * 3
     with pytest.raises(Exception, match=r"(?i)append"):
         table.delete()
 

@@ -45,6 +45,7 @@ __all__ = [
     "on_publish",
     "on_write",
     "put_back",
+    "removes_of",
 ]
 
 Around = Callable[[Callable[[], Any]], Any]
@@ -98,6 +99,13 @@ def last_checkpoint(table: MessageTable | LedgerTable) -> int:
 def commit_file(table: str | Path, version: int) -> Path:
     """Return where the Delta protocol keeps a commit of a table on a disk."""
     return Path(table, "_delta_log", f"{version:020d}.json")
+
+
+def removes_of(queue: Queue, table: str) -> list[dict[str, Any]]:
+    """Return the files that the log of a table on a disk has removed."""
+    logs = Path(queue.path, table, "_delta_log").glob("*.json")
+    actions = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    return [action["remove"] for action in actions if "remove" in action]
 
 
 def add_file(queue: Queue, path: str, size: int = 1, stats: str = "{}") -> None:
