@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from crash_points import CASES, Case, StoredCheckpoint, child, run
 from support.checker import check, check_queue, dead_letters, history, published
-from support.crash_points import CASES, Case, StoredCheckpoint, child, run
 from support.handles import lease, leased
 from support.order_checker import check_order_of_queue, keys_of
 from support.tables import messages_of

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from crash_points import CASES, Case, Report, publish
 from support.byte_store import ByteStore, Call
-from support.crash_points import CASES, Case, Report, publish
 from support.handles import again, lease
 from support.marks import slow
 from test_crash_points import checked, prepared

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.crash_points import CASES, Case, publish, take
-from support.failing_calls import Try, attempt
+from crash_points import CASES, Case, publish, take
+from failing_calls import Try, attempt
 from support.handles import take_all
 from support.tables import put_back
 from test_crash_points import checked, prepared, use

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.stored_queue import DATA, StoredQueue, differences, views
-from support.versions import ROOT, running, version_of
+from stored_queue import DATA, StoredQueue, differences, views
+from versions import ROOT, running, version_of
 
 from spark_mq import Queue
 
@@ -100,34 +101,33 @@ def test_two_versions_share_a_queue(commit: str, creator: int, tmp_path: Path) -
     package = version_of(commit, tmp_path / "before")
     published, acked = list[str](), list[str]()
     with running(package, ROOT, on=tmp_path / "queue") as versions:
-        versions[creator].call("create", durable=False, retry_delay="1s", retry_jitter=0.0)
+        versions[creator].create(durable=False, retry_delay="1s", retry_jitter=0.0)
         for turn in range(6):
             first, second = versions if turn % 2 else versions[::-1]
             values = [f"{turn}-{number}" for number in range(8)]
-            first.call("publish", values)
+            first.publish(values)
             published += values
-            mine, theirs = second.call("lease", 4), first.call("lease", 4)
+            mine, theirs = second.lease(4), first.lease(4)
             assert len({*mine, *theirs}) == 8
-            second.call("settle", "ack", mine[0])
-            second.call("settle", "nack", mine[1], delay=0, error="again")
-            first.call("settle", "reject", theirs[0], error="bad")
-            first.call("settle", "release", theirs[1])
-            first.call("settle", "ack", theirs[2])
+            second.settle("ack", mine[0])
+            second.settle("nack", mine[1], delay=0, error="again")
+            first.settle("reject", theirs[0], error="bad")
+            first.settle("release", theirs[1])
+            first.settle("ack", theirs[2])
             acked += [mine[0], theirs[2]]
-            assert first.call("stats") == second.call("stats")
-            (first if turn % 3 else second).call("sweep")
+            assert first.stats() == second.stats()
+            (first if turn % 3 else second).sweep()
             for version, value in ((second, mine[2]), (second, mine[3]), (first, theirs[3])):
-                version.call("settle", "ack", value)
+                version.settle("ack", value)
                 acked.append(value)
-        assert versions[creator].call("redrive") == 6
+        assert versions[creator].redrive() == 6
         values = [f"many-{number}" for number in range(5_000)]
-        versions[creator].call("publish", values)
-        for version in versions:
-            version.begin("drain", 5)
-        drained = [version.end() for version in versions]
+        versions[creator].publish(values)
+        with ThreadPoolExecutor() as pool:
+            drained = [*pool.map(lambda version: version.drain(5), versions)]
         assert all(drained), "both work"
         acked += [value for values in drained for value in values]
         assert Counter(acked) == Counter(published + values)
         for version in versions:
-            version.call("sweep")
-        assert versions[0].call("stats") == versions[1].call("stats")
+            version.sweep()
+        assert versions[0].stats() == versions[1].stats()

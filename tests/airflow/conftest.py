@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.airflow_processes import Airflow
+from airflow_processes import Airflow
 from support.servers import listens
 
 from spark_mq import Queue

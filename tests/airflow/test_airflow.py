@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.airflow_processes import Airflow
+from airflow_processes import Airflow
 
 from spark_mq import Queue
 

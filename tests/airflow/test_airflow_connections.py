@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.airflow_processes import Airflow
+from airflow_processes import Airflow
 
 from spark_mq import Queue
 

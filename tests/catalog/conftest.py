@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.spark_session import spark
-from support.unity_server import UnityServer, unity_server
+from unity_server import UnityServer, unity_server
 
 __all__ = ["spark", "unity"]
 

@@ -13,7 +13,7 @@ import pytest
 from support.commands import in_a_process
 from support.handles import until
 from support.harness import Stream, numbered, publish, values
-from support.unity_server import UnityServer
+from unity_server import UnityServer
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption

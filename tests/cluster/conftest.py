@@ -14,7 +14,7 @@ from support.spark_session import new_session
 
 @pytest.fixture(scope="session", name="cluster")
 def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from support.cluster import cluster
+    from spark_cluster import cluster
 
     with cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
@@ -23,7 +23,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def spark(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A driver of the cluster that speculates as soon as it may."""
-    from support.gates import GatedSource
+    from gates import GatedSource
 
     settings = {
         "spark.master": cluster.url,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from spark_cluster import Cluster, kill
 from support.checker import between, check_queue, history, published
-from support.cluster import Cluster, kill
 from support.handles import until
 from support.harness import Stream
 from support.processes import SHORT, SPAWN, chores, consume, crash, idle, never_ack, publish

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gates import PATIENCE, Gate, rows_at
 from pyspark.sql import functions as F
+from spark_cluster import Cluster, kill
 from support.checker import published
-from support.cluster import Cluster, kill
-from support.gates import PATIENCE, Gate, rows_at
 from support.handles import take_all, until
 from support.harness import Stream, finish, make_queue, numbered, start
 from support.having import having

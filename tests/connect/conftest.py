@@ -14,8 +14,8 @@ import pytest
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Connect server."""
-    from support.cluster import spark_class
     from support.servers import free_port
+    from support.spark_session import spark_class
 
     home = tmp_path_factory.mktemp("server")
     port = free_port()

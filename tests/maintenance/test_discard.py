@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from letters import die_in_a_redrive, with_dead
 from support.handles import again, killed, lease, on_commit
-from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
 from support.people import own_user
 from support.queues import Make

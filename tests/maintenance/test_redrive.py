@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from letters import die_in_a_redrive, with_dead
 from support.arrow_memory import at_most
 from support.handles import again, lease, on_commit, take
 from support.having import having
-from support.letters import die_in_a_redrive, with_dead
 from support.limits import Limits
 from support.queues import Make, beside
 from support.rule_variants import first, rule_variant

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from letters import die_in_a_redrive
 from support.handles import again, lease, take_all
 from support.having import having
-from support.letters import die_in_a_redrive
 from support.queues import Make
 from support.sinks import SCHEMA, make_sink, values
 from support.tables import messages_of, put_back

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from letters import with_dead
 from support.arrow_memory import at_most
 from support.handles import again, lease, once, take
 from support.having import having
-from support.letters import with_dead
 from support.limits import Limits
 from support.queues import Make
 from support.tables import on_publish

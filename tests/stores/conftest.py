@@ -3,7 +3,7 @@
 It has no JAR for a store: the source and the sink bring their own access.
 """
 
-from support.faulty_store import proxy
+from faulty_store import proxy
 from support.queues import clock
 from support.spark_session import spark
 

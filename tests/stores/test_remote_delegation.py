@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
-from support.faulty_store import AFTER, BEFORE, RESET, FaultyStore
+from faulty_store import AFTER, BEFORE, RESET, FaultyStore
 from support.handles import again
 from support.limits import Limits
 from support.machines import machines, pool, processes, sharing

@@ -5,7 +5,7 @@ publish, nothing lost.
 from __future__ import annotations
 
 import pytest
-from support.faulty_store import AFTER, BEFORE, CONFLICT, REFUSED, RESET, SLOW, FaultyStore
+from faulty_store import AFTER, BEFORE, CONFLICT, REFUSED, RESET, SLOW, FaultyStore
 from support.readers import opened, reads_beside_a_writer
 from support.stores import RemoteStore
 from support.tables import group_ledger_of, ledgers_of, messages_of

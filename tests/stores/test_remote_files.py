@@ -7,7 +7,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.faulty_store import AFTER, BEFORE, RESET, FaultyStore
+from faulty_store import AFTER, BEFORE, RESET, FaultyStore
 from support.stores import RemoteStore, race
 
 from spark_mq import Queue

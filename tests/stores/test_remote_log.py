@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from faulty_store import AFTER, RESET, FaultyStore
 from support.byte_store import ByteStore, Call
 from support.clocks import MachineClocks
-from support.faulty_store import AFTER, RESET, FaultyStore
 from support.handles import again, housekeep, index_commits, lease
 from support.machines import end_requests
 from support.marks import slow_but

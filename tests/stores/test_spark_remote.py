@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_store import AFTER, BEFORE, RESET, SLOW, FaultyStore
 from support.checker import check_queue
-from support.faulty_store import AFTER, BEFORE, RESET, SLOW, FaultyStore
 from support.harness import Stream, finish, make_queue, numbered, start, values
 from support.stores import RemoteStore
 from support.tables import context_of, messages_of

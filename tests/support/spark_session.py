@@ -5,6 +5,9 @@ It has Delta, unless its Spark is one that Delta has no JAR for (``make test-sui
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,22 @@ import pytest
 
 from support.marks import without_delta
 from support.processes import SPAWN
+from support.servers import server
 from support.stores import STORES
 
-__all__ = ["is_read_by_spark", "new_session", "plan_of", "s3_settings", "spark"]
+__all__ = ["is_read_by_spark", "new_session", "plan_of", "s3_settings", "spark", "spark_class"]
+
+
+def spark_class(
+    name: str, *arguments: object, port: int | None = None, log: Path, **env: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run a class of Spark's in a JVM of its own; what it says goes to `log`."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    command = [home / "bin" / "spark-class", name, *arguments]
+    return server(command, port, log, SPARK_HOME=str(home), **python, **env)
 
 
 def plan_of(rows: Any) -> str:

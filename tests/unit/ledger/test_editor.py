@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.having import having
-from support.ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of
 
 from spark_mq.errors import IllegalTransition
 from spark_mq.ledger.editor import LedgerEditor
@@ -24,6 +23,8 @@ from spark_mq.ledger.ranges import (
     Range,
     State,
 )
+
+from .ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of
 
 LEGAL = {
     "unread": {"leased", "available", "dead", "transferring", "settled"},

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
 from support.limits import set_limits
 
 from spark_mq.errors import NotAQueue
@@ -29,6 +28,8 @@ from spark_mq.ledger.ranges import (
     Range,
 )
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
+
+from .ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of, ranges_of
 
 # -- Range
 

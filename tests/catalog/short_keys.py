@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 import trustme
-
 from support.relays import Relay, serving
 
 __all__ = ["ShortKeys", "short_keys"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_mq import Message, Queue
 from support.handles import killed, lease
+
+from spark_mq import Message, Queue
 
 __all__ = ["die_in_a_redrive", "with_dead"]
 

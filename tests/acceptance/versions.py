@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,17 @@ class Calls:
         self.package, self.path = spark_mq, path
         self.held: dict[str, tuple[Any, int]] = {}
 
-    @property
-    def queue(self) -> Any:
+    def _queue(self) -> Any:
         return self.package.Queue.open(self.path)
 
     def create(self, **settings: Any) -> None:
         self.package.Queue.create(self.path, **settings)
 
     def publish(self, values: list[str]) -> None:
-        self.queue.publish(values)
+        self._queue().publish(values)
 
     def lease(self, count: int) -> list[str]:
-        taken = self.queue.group().lease("w", max_messages=count, visibility_timeout="10m")
+        taken = self._queue().group().lease("w", max_messages=count, visibility_timeout="10m")
         messages = taken.messages if taken else []
         self.held |= {message.text: (taken, message.sequence) for message in messages}
         return [message.text for message in messages]
@@ -49,7 +49,7 @@ class Calls:
         getattr(taken, verb)([sequence], **options)
 
     def drain(self, count: int) -> list[str]:
-        values, group = [], self.queue.group()
+        values, group = [], self._queue().group()
         while taken := group.lease("w", max_messages=count, wait="1s"):
             values += [message.text for message in taken.messages]
             taken.extend("5m")
@@ -57,38 +57,22 @@ class Calls:
         return values
 
     def sweep(self) -> None:
-        self.queue.sweep()
+        self._queue().sweep()
 
     def redrive(self) -> int:
-        return int(self.queue.redrive().messages)
+        return int(self._queue().redrive().messages)
 
     def stats(self) -> dict[str, Any]:
-        found = self.queue.group().stats()
+        found = self._queue().group().stats()
         names = "ready", "delayed", "leased", "dead", "acked", "dead_lettered", "nacked", "rejected"
         return {name: getattr(found, name) for name in names}
 
 
-def serve(folder: Path, path: Path, pipe: Any) -> None:
-    calls = Calls(folder, path)
-    while True:
-        name, values, options = pipe.recv()
-        pipe.send(getattr(calls, name)(*values, **options))
+class Version(BaseManager):
+    """A process with one version of the package."""
 
 
-class Version:
-    """A process that makes :class:`Calls`, by one version of the package."""
-
-    def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
-        self.end = pipe.recv
-
-    def begin(self, name: str, *values: Any, **options: Any) -> None:
-        """Begin a call, whose result :meth:`end` returns."""
-        self._pipe.send((name, values, options))
-
-    def call(self, name: str, *values: Any, **options: Any) -> Any:
-        self.begin(name, *values, **options)
-        return self.end()
+Version.register("calls", Calls)
 
 
 def version_of(commit: str, folder: Path) -> Path:
@@ -106,18 +90,13 @@ def version_of(commit: str, folder: Path) -> Path:
 
 
 @contextmanager
-def running(*folders: Path, on: Path) -> Iterator[list[Version]]:
-    """Run a process for each folder with a package, on one queue."""
-    versions = list[Version]()
+def running(*folders: Path, on: Path) -> Iterator[list[Any]]:
+    """Run a process for each folder with a package. Yield what makes its :class:`Calls`."""
+    versions = list[Any]()
     with ExitStack() as stack:
         for folder in folders:
-            ours, theirs = SPAWN.Pipe()
-            process = SPAWN.Process(target=serve, args=(folder, on, theirs))
             with pytest.MonkeyPatch.context() as patch:
                 patch.syspath_prepend(folder)  # where the process looks first
-                process.start()
-            theirs.close()
-            stack.callback(process.join)
-            stack.callback(process.kill)
-            versions.append(Version(ours))
+                process = stack.enter_context(Version(ctx=SPAWN))
+            versions.append(process.calls(folder, on))
         yield versions

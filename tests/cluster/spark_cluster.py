@@ -10,29 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pyspark
+from support.servers import free_port
+from support.spark_session import spark_class
 
-from support.servers import free_port, server
-
-__all__ = ["Cluster", "cluster", "kill", "spark_class"]
+__all__ = ["Cluster", "cluster", "kill"]
 
 HOSTS = ("localhost", "127.0.0.1")
-
-
-def spark_class(
-    name: str, *arguments: object, port: int | None = None, log: Path, **env: str
-) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """Run a class of Spark's in a JVM of its own; what it says goes to `log`."""
-    home = Path(pyspark.__file__).parent
-    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    command = [home / "bin" / "spark-class", name, *arguments]
-    return server(command, port, log, SPARK_HOME=str(home), **python, **env)
 
 
 class Cluster:

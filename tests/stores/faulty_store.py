@@ -19,9 +19,8 @@ from typing import Any, ClassVar, Final
 from urllib.parse import unquote, urlsplit
 
 import pytest
-
-from .relays import Relay, running
-from .stores import RemoteStore
+from support.relays import Relay, running
+from support.stores import RemoteStore
 
 __all__ = ["AFTER", "BEFORE", "CONFLICT", "REFUSED", "RESET", "SLOW", "FaultyStore", "proxy"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from support.short_keys import ShortKeys, short_keys
+from short_keys import ShortKeys, short_keys
 from support.stores import STORES, started
 
 __all__ = ["UnityServer", "unity_server"]

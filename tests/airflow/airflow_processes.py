@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from spark_mq import Queue
 from support.handles import until
 from support.servers import free_port
+
+from spark_mq import Queue
 
 __all__ = ["Airflow"]
 

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from spark_mq import Message, Queue
-from spark_mq.delta.log import CHECKPOINT_INTERVAL
 from support.byte_store import DISK, ByteStore, Call
 from support.drivers import Checkpoint, Runner, sequences
 from support.handles import archive, end_checkpoints, expire, housekeep, index_commits, route, trim
 from support.handles import lease as take
 from support.tables import group_ledger_of, ledgers_of
+
+from spark_mq import Message, Queue
+from spark_mq.delta.log import CHECKPOINT_INTERVAL
 
 # Forked from a server that has imported all and started nothing: 20 ms a process.
 FORKS = multiprocessing.get_context("forkserver")

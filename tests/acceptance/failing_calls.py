@@ -1,4 +1,4 @@
-"""Run a case of :mod:`support.crash_points` while one call of the C library on its files fails, or
+"""Run a case of :mod:`crash_points` while one call of the C library on its files fails, or
 the process is killed there.
 
 ``failing_calls.c`` is loaded before the C library into the server that forks the processes of the
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crash_points import run, run_case
 
 from spark_mq import Queue
-from support.crash_points import run, run_case
 
 __all__ = ["Try", "attempt", "failing_calls"]
 
