@@ -35,15 +35,19 @@ def leases_held(ledger: Ledger) -> int:
     return len(ledger.distinct("lease_id", (LEASED,)))
 
 
-def claims_on_lanes(ledger: Ledger, index: MessageIndex, lanes: int) -> list[int]:
-    """Return rows of expired leases with a message in some lanes, which lose their claim."""
-    if not lanes:
-        return []
+def claims_on_lanes(ledger: Ledger, index: MessageIndex, taken: list[Interval]) -> list[int]:
+    """Return rows of the expired leases that lose their claim to a lease of `taken`.
+
+    These are the leases with a message in one of its lanes.
+    """
     claimed: dict[str | None, list[int]] = {}
     rows = ledger.find((AVAILABLE,), ("lease_id", "is set", True))
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
         claimed.setdefault(r.lease_id, []).append(row)
-    slots = index.layout.of_lanes(lanes)
+    if not claimed:
+        return []
+    layout = index.layout
+    slots = layout.of_lanes(layout.lanes_in(reduce(or_, (index.slots_in(*i) for i in taken), 0)))
     return [
         row
         for of_lease in claimed.values()

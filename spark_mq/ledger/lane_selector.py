@@ -295,7 +295,9 @@ class LaneSelector:
         """Lease the pieces that the walk has taken, and settle what it has skipped."""
         ledger, index, request, walk = self._ledger, self._index, self._request, self._walk
         pieces, skipped = walk.selection.taken, walk.selection.skipped
-        editor, lost = LedgerEditor(ledger), set(claims_on_lanes(ledger, index, walk.lanes))
+        editor, lost = LedgerEditor(ledger), set[int]()
+        if self._ordered:
+            lost = set(claims_on_lanes(ledger, index, [(p.first, p.last) for p in pieces]))
         rows = sorted({*lost, *(p.row for p in (*pieces, *skipped) if p.row is not None)})
         ranges = dict(zip(rows, editor.remove(rows), strict=True))
         taken = [_range_of(piece, ranges) for piece in pieces]

@@ -44,7 +44,6 @@ class LaneWalk:
 
     alike = False  # whether all messages are of one slot
     reach = -1  # all unread messages up to here that are due were taken
-    lanes = 0  # the set of the lanes that an ordered walk has taken from
     fair_time: int | None = None  # how far a fair group has shared leases between lanes
 
     def __init__(self, candidates: Candidates, selection: Selection, is_open: int) -> None:
@@ -192,7 +191,8 @@ class OrderedWalk(LaneWalk):
         self._no_lane = self._index.layout.without_lane
         self._blocks = blocks
         self._block = 0  # the lanes that the lease may take from
-        self._own = self._no_lane  # the slots of the lanes that were taken from
+        self._lanes = 0  # those of them that it was let into, even if its budget was full then
+        self._own = self._no_lane  # the slots of these lanes
         self._hot_slots = _HotSlots()
 
     def leaves(self, slots: int, rows: Sequence[int], *, reads: bool) -> bool:
@@ -233,14 +233,14 @@ class OrderedWalk(LaneWalk):
     def _with_new_lanes(self, wanted: int, slots: FileSlots) -> int:
         """Return the slots of neighbouring lanes that the lease may take from, and note them."""
         layout = self._index.layout
-        new, most = layout.lanes_in(wanted) & ~self.lanes, -(-layout.lanes // self._blocks)
+        new, most = layout.lanes_in(wanted) & ~self._lanes, -(-layout.lanes // self._blocks)
         if not self._block:
             sparse = layout.lanes_in(slots.mask).bit_count() <= most
             self._block = layout.every_lane if sparse else layout.block_of(new, self._blocks)
-        spare = most - self.lanes.bit_count()
-        self.lanes |= lowest_of(new & self._block, max(0, spare))
-        self._own = layout.of_lanes(self.lanes) | self._no_lane
-        rest = self._block if self.lanes.bit_count() < most else self.lanes
+        spare = most - self._lanes.bit_count()
+        self._lanes |= lowest_of(new & self._block, max(0, spare))
+        self._own = layout.of_lanes(self._lanes) | self._no_lane
+        rest = self._block if self._lanes.bit_count() < most else self._lanes
         self._open &= layout.of_lanes(rest) | self._own
         return wanted & self._own
 

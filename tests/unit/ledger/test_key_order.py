@@ -112,6 +112,15 @@ def test_an_expired_lease_loses_its_claim_with_one_of_its_lanes() -> None:
     assert outcome.settled == 0
 
 
+def test_an_expired_lease_keeps_its_claim_if_a_full_lease_only_looks_at_its_lane() -> None:
+    group = ordered(file_of(1, (0, 0, 1), (0, 1, 1)))
+    first, second = sequence(1, 0), sequence(1, 1)
+    group.lease("a", intervals=[(second, second)])
+    group.expire()
+    assert group.lease("b", 2, max_bytes=0) == [first]
+    assert group.settle(ACK, "a").settled == 1
+
+
 def test_an_expired_lease_that_loses_its_claim_loses_what_it_extended_behind_it() -> None:
     group = ordered(file_of(1, (0, 0, 1), (0, 1, 2)))
     other, _, behind = group.lease("a", 3)
