@@ -11,7 +11,6 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from spark_mq import Message, Queue
-from spark_mq.inspect import LaneInfo
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -34,7 +33,7 @@ def ordered(make: Callable[..., Queue], **settings: Any) -> Queue:
     return make(lanes=LANES, **{"order": "key", **settings})
 
 
-def lane(queue: Queue, number: int | None) -> LaneInfo:
+def lane(queue: Queue, number: int | None) -> Any:
     return next(lane for lane in queue.group("g").lanes(None) if lane.lane == number)
 
 

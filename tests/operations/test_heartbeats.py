@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import astuple
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from support.working import leave_heartbeat, working
 
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import NotAQueue
-from spark_mq.inspect import WorkerInfo
 from spark_mq.testing import ManualClock
 
 
@@ -78,7 +78,7 @@ def test_an_idle_worker_is_listed_until_it_ends(queue: Queue, clock: ManualClock
     with working(group, worker_id="w-1"):
         until(group.workers)
         (worker,) = group.workers()
-        assert worker == WorkerInfo(
+        assert astuple(worker) == (
             "w-1", "idle", 0, 0, None, None, 1, began, began,
             worker.host, os.getpid(), "0.2.0", 0,
         )  # fmt: skip

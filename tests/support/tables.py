@@ -22,7 +22,6 @@ from spark_mq import ConsumerGroup, Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import write_checkpoint
-from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.files import row_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
@@ -52,7 +51,7 @@ Around = Callable[[Callable[[], Any]], Any]
 """Gets a call, and makes it or not. It returns the result."""
 
 
-def context_of(queue: Queue) -> QueueContext:
+def context_of(queue: Queue) -> Any:
     return queue._context
 
 
@@ -64,7 +63,7 @@ def ledgers_of(queue: Queue) -> LedgerTable:
     return queue._context.ledgers
 
 
-def group_ledger_of(group: ConsumerGroup) -> GroupLedger:
+def group_ledger_of(group: ConsumerGroup) -> Any:
     return group._ledger
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_mq.inspect import THROUGHPUT_SCHEMA
 from spark_mq.interfaces.monitor import RANGES, Past
 from spark_mq.interfaces.web.charts import Chart, group_charts, queue_charts, settled_chart
+from spark_mq.testing import memory_queue
 
+COLUMNS = memory_queue().throughput().schema
 UNTIL = datetime(2026, 1, 31, 12, 30, 20, tzinfo=UTC)
 
 
@@ -21,7 +22,7 @@ def past(*counts: tuple[int, str | None, dict[str, int]], span: str = "1h", **kn
     """A past up to UNTIL with the counts of groups, by minutes before it."""
     rows = [
         {
-            **{field.name: 0 for field in THROUGHPUT_SCHEMA},
+            **{field.name: 0 for field in COLUMNS},
             "at": UNTIL.replace(second=0) - timedelta(minutes=minutes),
             "consumer_group": group,
             **own,
@@ -29,9 +30,7 @@ def past(*counts: tuple[int, str | None, dict[str, int]], span: str = "1h", **kn
         for minutes, group, own in counts
     ]
     since = {"publishes_since": UNTIL - timedelta(days=90), "events_since": UNTIL - timedelta(90)}
-    return Past(
-        span, UNTIL, pa.Table.from_pylist(rows, schema=THROUGHPUT_SCHEMA), **{**since, **known}
-    )
+    return Past(span, UNTIL, pa.Table.from_pylist(rows, schema=COLUMNS), **{**since, **known})
 
 
 def bars(chart: Chart) -> list[tuple[str, int, float, float]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 from support.byte_store import ByteStore, Call
 from support.having import having
+from support.rule_variants import rule_variant
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import ConsumerGroup, Queue
@@ -26,7 +28,6 @@ from spark_mq.errors import (
     StreamFenced,
 )
 from spark_mq.ledger.settle import RELEASE, SettlePart
-from spark_mq.operations.context import GroupLedger
 from spark_mq.spark import ack, lease_frame, nack, reject
 from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.source import StreamOptions, StreamSource, stream_id_in_queue
@@ -70,10 +71,16 @@ def function_of(
 
 
 def raising(error: BaseException) -> Callable[..., None]:
-    def process(batch: Any, lease: Any) -> None:
+    def process(*_: Any) -> None:
         raise error
 
     return process
+
+
+def no_space(queue: Queue) -> AbstractContextManager[None]:
+    """In the block no settle succeeds."""
+    error = StorageError("no space", path=queue.path, landed=False)
+    return rule_variant("GroupLedger.settle", lambda right: raising(error))
 
 
 fail = raising(ValueError("boom"))
@@ -155,7 +162,7 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(
 @pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
 @pytest.mark.parametrize("how", ["settle", "error of a store", "text of a task", "files"])
 def test_a_batch_that_meets_an_outage_is_released_uncounted(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, how: str, on_error: str
+    queue: Queue, byte_store: ByteStore, how: str, on_error: str
 ) -> None:
     """Nothing is wrong with the messages, for any policy of the handler."""
     queue.publish(["a", "b"])
@@ -163,13 +170,9 @@ def test_a_batch_that_meets_an_outage_is_released_uncounted(
     def away(_: Call) -> None:
         raise TimeoutError("out of reach")
 
-    def failing(*_: Any) -> None:
-        raise StorageError("no space", path=queue.path, landed=False)
-
     def process(batch: Any, lease: Any) -> None:
         if how == "settle":
-            with monkeypatch.context() as patch:
-                patch.setattr(GroupLedger, "settle", failing)
+            with no_space(queue):
                 each._owners.settle([SettlePart(RELEASE, lease.lease_ids[0])])
         if how == "text of a task":
             place = f"{queue.path}/messages"
@@ -210,18 +213,12 @@ def test_a_batch_that_fails_by_itself_is_no_outage(queue: Queue, error: Exceptio
 
 
 def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue,
 ) -> None:
     queue.publish("a")
-
-    def failing(*_: Any) -> None:
-        raise StorageError("no space", path=queue.path, landed=False)
-
     each = function_of(queue, raising(AWAY), queue.group().lease("w"))
-    with monkeypatch.context() as patch:
-        patch.setattr(GroupLedger, "settle", failing)
-        with pytest.raises(StorageError, match="no space"):
-            each(BATCH, 0)
+    with no_space(queue), pytest.raises(StorageError, match="no space"):
+        each(BATCH, 0)
     each(BATCH, 0)
     assert left(queue) == having(state="available", failure_count=1)
 
