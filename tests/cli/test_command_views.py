@@ -12,6 +12,7 @@ import pytest
 from support.approved import assert_approved, without_what_varies
 from support.commands import Run
 from support.stocked_queue import sequence_of, stocked_queue
+from support.working import leave_heartbeat
 
 from spark_mq import Message, Queue
 from spark_mq.util.show import json_line
@@ -32,6 +33,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     orders = stocked_queue(tmp_path / "orders", message, "bad")
     orders.sweep()
     orders.group("audit").pause("repairs")
+    leave_heartbeat(orders, "audit", "idle-1", interval=3_600_000_000)
     orders.group("new", start="latest").ensure()
     orders.publish(["x", "y"], batch_id="day")
     orders.group("new").lease("worker-9").reject(error="worse")
@@ -71,7 +73,9 @@ RECORDS: dict[str, Callable[[Queue], Any]] = {
         {"group": name, **asdict(q.group(name).stats())} for name in ("new", "billing", "audit")
     ],
     "queue describe orders workers": lambda q: [
-        {"group": "billing", **asdict(worker)} for worker in q.group("billing").workers()
+        {"group": name, **asdict(worker)}
+        for name in ("audit", "billing")
+        for worker in q.group(name).workers()
     ],
     "queue describe orders batches": lambda q: q.batches(),
     "queue configure orders": lambda q: [{"queue": q.path, **asdict(q.settings)}],
@@ -101,10 +105,10 @@ RECORDS: dict[str, Callable[[Queue], Any]] = {
 TEXTS = (
     *(words for words in RECORDS if not words.startswith(("sql", "throughput"))),
     "queue list .", "queue describe keyed", "group describe audit -q orders",
-    "peek -q orders -g billing",
+    "group describe audit workers -q orders", "peek -q orders -g billing",
     "trace 1:1 -q orders", "trace 1:2 -q orders", "trace --now 1:2 -q orders",
     "trace --key key-leased -q orders", "dlq list --message-id id-bad -q orders",
-    "top -q orders --count 1", "top -q keyed --count 1",
+    "top -q orders --count 1", "top -q keyed --count 1", "top -q . --count 1",
     "check -q orders", "check -q orders --max-dead 0", "dlq redrive -q orders --dry-run",
     "dlq discard -q orders --where true --dry-run", "group seek billing -q orders --to latest",
     "sweep -q keyed",

@@ -23,9 +23,7 @@ from typing import Any
 import pytest
 from support.commands import Run, parameters_of_commands, started
 from support.handles import until
-from support.limits import Limits
 from support.stocked_queue import stocked_queue
-from support.working import working
 
 from spark_mq import Message, Queue
 
@@ -183,32 +181,6 @@ def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
     busiest = two["groups"][0]
     assert (busiest["group"], busiest["acked_per_second"]) == ("billing", 0)
     assert [row["worker_id"] for row in two["workers"]] == ["worker-7"]
-
-
-def test_idle_workers_are_listed_and_shown_by_top(run: Run, queue: Queue, limits: Limits) -> None:
-    limits(heartbeat_look=0.005)
-    group = queue.group("audit")
-    with working(group, worker_id="idle-1"):
-        until(group.workers)
-        rows = run("queue", "describe", queue.path, "workers", "-o", "json").rows
-        assert [(row["group"], row["worker_id"], row["state"]) for row in rows] == [
-            ("audit", "idle-1", "idle"), ("billing", "worker-7", "busy"),
-        ]  # fmt: skip
-        assert (rows[0]["process_id"], rows[0]["processes"]) == (os.getpid(), 1)
-        heads, line = run(
-            "group", "describe", "audit", "workers", "-q", queue.path
-        ).out.splitlines()
-        assert heads.split()[:7] == [
-            "WORKER", "GROUP", "STATE", "LEASES", "MESSAGES", "OLDEST", "SEEN",
-        ]  # fmt: skip
-        assert re.match(r"idle-1 +audit +idle +0 +0 +- +\d+s +1 ", line)
-        frame = run("top", "-q", queue.path, "-o", "json", "--count", 1).row
-        assert [row["state"] for row in frame["workers"]] == ["busy", "idle"]
-        assert re.search(r"^idle-1 +audit +idle ", run("top", "-q", queue.path).out, re.M)
-    assert [
-        row["worker_id"]
-        for row in run("queue", "describe", queue.path, "workers", "-o", "json").rows
-    ] == ["worker-7"]
 
 
 @pytest.mark.slow

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.commands import Run
-from support.handles import lease
 
 from spark_mq import Message, Queue
 
@@ -40,53 +38,6 @@ def test_a_narrow_terminal_shows_the_whole_failure_of_letters(
     assert max(map(len, shown.splitlines())) <= width
     assert Counter(shape.replace(" ", "")) <= Counter(shown), "no character is cut off"
     assert "…" not in shown.replace(shape, "")
-
-
-@pytest.mark.parametrize("words", [("work", "--until", "empty"), ("replay",)])
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        ("message.json()", "batch", "(--mode message) if it takes one message"),
-        ("message.ack()", "message", "(--mode batch) if it takes a lease"),
-    ],
-)
-def test_a_handler_of_the_other_mode_gets_the_hint(
-    run: Run, queue: Queue, tmp_path: Path, words: tuple[str, ...], mistake: tuple[str, str, str]
-) -> None:
-    body, mode, hint = mistake
-    (tmp_path / f"newcomer_{mode}.py").write_text(f"def bill(message):\n    return {body}\n")
-    group = queue.group("billing")
-    group.configure(breaker_threshold=1)
-    if words[0] == "replay":
-        lease(queue, 4, "billing").ack()
-    handler = (f"{tmp_path}/newcomer_{mode}.py:bill", "-q", queue.path, "-g", "billing")
-    done = run(*words, "--mode", mode, *handler, expect=None)
-    assert hint in done.out + done.err
-
-
-def test_a_check_of_a_folder_judges_each_queue(run: Run, queue: Queue, tmp_path: Path) -> None:
-    Queue.create(tmp_path / "idle", durable=False)
-    here = ("check", "-q", tmp_path)
-    assert run(*here).out == "healthy\n"
-    queue.group("billing").pause("x")
-    done = run(*here, expect=1).out.splitlines()
-    assert done[0].split() == ["QUEUE", "CHECK", "GROUP", "REASON", "RUN"]
-    assert done[1].startswith(queue.path)
-    assert f"spark-mq group resume billing -q {queue.path}" in done[1]
-    rows = run(*here, "-o", "json", expect=1).rows
-    assert {Path(row["queue"]).name: row["healthy"] for row in rows} == {
-        "idle": True, "orders": False,
-    }  # fmt: skip
-    log = tmp_path / "idle" / "messages" / "_delta_log"
-    for file in log.glob("*.json"):
-        file.write_bytes(b"{")
-    broken = run(*here, "-o", "json", expect=1).rows
-    checks = {Path(row["queue"]).name: [one["check"] for one in row["problems"]] for row in broken}
-    assert checks == {"idle": ["unreadable"], "orders": ["blocked"]}
-    assert "not a duration" in run(*here, "--max-age", "old", expect=2).err
-    shutil.rmtree(tmp_path / "idle")
-    shutil.rmtree(tmp_path / "orders")
-    assert "there is no queue" in run(*here, expect=3).err
 
 
 @pytest.mark.parametrize(

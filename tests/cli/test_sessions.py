@@ -16,7 +16,7 @@ from support.approved import SHORT_SPANS, assert_approved, without_what_varies
 from support.commands import Run
 from support.stocked_queue import stocked_queue
 
-from spark_mq import Message
+from spark_mq import Message, Queue
 
 SESSIONS = sorted((Path(__file__).parent / "sessions").glob("*.txt"))
 MODULE = """
@@ -59,12 +59,18 @@ def refuse(message):
 
 def leaves(message):
     raise SystemExit(0)
+
+def reads(message):
+    return message.json()
+
+def acks(lease):
+    return lease.ack()
 """
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a stocked queue, `orders`, functions, lines, and folders that are no queues."""
+    """A folder with the stocked queue `orders`, a damaged one, no queues, functions and lines."""
 
     def message(name: str) -> Message:
         return Message(name, key=f"key-{name}", message_id=f"id-{name}")
@@ -76,6 +82,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "marked.jsonl").write_text('\ufeff{"n": 1}\n{"n": 2}\n')
     for path in ("table", "started/messages"):
         (tmp_path / path / "_delta_log").mkdir(parents=True)
+    damaged = Queue.create(tmp_path / "damaged" / "q", durable=False)
+    Path(damaged.path, "messages", "_delta_log", f"{0:020}.json").write_bytes(b"{")
     return tmp_path
 
 

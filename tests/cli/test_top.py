@@ -165,10 +165,3 @@ def test_a_problem_is_what_a_check_of_health_finds(shop: Path, run: Any) -> None
     assert busy.group("billing").stats().blocked_because.startswith("max_in_flight")
     (problem,) = Queue.open(shop / "orders").health().problems
     assert problems(run, shop) == {"orders": problem.text, "audit": None}, "a cap ends by itself"
-
-
-def test_in_a_pipe_all_queues_are_one_table(shop: Path, run: Any) -> None:
-    text = run("top", "-q", shop, "--interval", "10ms").out
-    assert "queues 2  with a problem 1" in text
-    (row,) = run("top", "-q", shop, "--count", 1, "-o", "json").rows
-    assert [one["ready"] for one in row["queues"]] == [50, 20]
