@@ -420,7 +420,7 @@ def hangs() -> Iterator[Callable[[ReceivedMessage], None]]:
 
     def handler(message: ReceivedMessage) -> None:
         if message.key == "slow":
-            free.wait(60)
+            free.wait(20)
 
     yield handler
     free.set()
@@ -448,6 +448,23 @@ def test_a_replay_ends_if_all_handlers_hang(limits: Limits, hangs: Callable[...,
     why = "all handlers have exceeded their time limit of 0.05s and still run"
     assert report.summary.stopped_because == why
     assert f"ended early: {why}" in str(report)
+
+
+def test_an_error_ends_a_replay_although_a_handler_hangs(hangs: Callable[..., None]) -> None:
+    hanging = threading.Event()
+
+    def handler(message: ReceivedMessage) -> Any:
+        if message.key == "a":
+            hanging.wait(60)
+            return {"outcome": "ack"}
+        hanging.set()
+        hangs(message)
+        hanging.clear()
+        return None
+
+    with pytest.raises(InvalidHandlerResult):
+        replay(settled("ack:slow", "ack:a"), handler, threads=2)
+    assert hanging.is_set()
 
 
 def test_stop_ends_the_replay_with_what_was_done() -> None:
