@@ -27,11 +27,14 @@ def test_a_write_leaves_out_what_was_published_and_what_it_repeats(
     spark: Any, target: Queue
 ) -> None:
     target.publish(Message("first", dedup_id="3"))
-    frame = numbered(spark, 6, "IF(id = 5, NULL, CAST(id % 4 AS STRING))")
+    frame = numbered(spark, 8, "IF(id = 7, NULL, CAST(id % 6 AS STRING))")
     publish(frame, target.path)
-    assert values(target.path) == ["0", "1", "2", "5", "first"]  # 3 was there, 4 has the id of 0
+    assert values(target.path) == ["0", "1", "2", "4", "5", "7", "first"]  # 6 has the id of 0
     publish(frame, target.path)
-    assert values(target.path) == ["0", "1", "2", "5", "5", "first"]
+    assert values(target.path) == ["0", "1", "2", "4", "5", "7", "7", "first"]
+    known = {message.value: message.sequence for message in target.peek(10)}
+    repeated = target.publish([Message("", dedup_id=str(n)) for n in (0, 4, 5)])
+    assert repeated.duplicate_of == {0: known[b"0"], 1: known[b"4"], 2: known[b"5"]}
 
 
 def test_a_queue_without_a_window_refuses_the_column_before_any_job(
