@@ -205,6 +205,18 @@ def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
     assert late(queue.path).sweep().routed == 0
 
 
+def test_a_lost_dead_letter_of_the_last_message_comes_back(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("bad")
+    with put_back(queue, "messages", "commits", "dead_letters"):
+        lease(queue).reject()
+        queue.sweep()
+        queue.publish("gone")
+        lease(queue).ack()
+    assert late(queue.path).recover().dead_letters == 1
+    assert stored(late(queue.path).dead_letters) == {"bad"}
+
+
 def test_commits_of_before_a_cleaning_lose_no_message(delta_queue: Make) -> None:
     """Nobody knows the sequences of what lies between, so it is published again."""
     queue = delta_queue()
