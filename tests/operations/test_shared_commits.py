@@ -34,7 +34,6 @@ from spark_mq.errors import (
     CommitConflict,
     ContentionTimeout,
     CorruptLog,
-    GroupNotFound,
     StorageError,
 )
 from spark_mq.ledger.acquire import Acquire
@@ -255,14 +254,6 @@ def test_a_call_that_is_interrupted_while_it_waits_changes_nothing(queue: Queue)
     assert queue.group().stats().leased == 1
 
 
-def test_without_its_group_each_operation_fails_by_itself(queue: Queue) -> None:
-    held = leased(queue, "a")
-    queue.drop_group("default")
-    with piled_up(queue) as submit:
-        calls = [submit(held.ack), submit(queue.group().ack, held.lease_id)]
-    assert [type(one.exception(30)) for one in calls] == [GroupNotFound] * 2
-
-
 def test_what_settles_did_is_recorded_with_a_change_of_settings(queue: Queue) -> None:
     held, before = leased(queue, "a"), version(queue)
     with piled_up(queue) as submit:
@@ -457,22 +448,28 @@ def test_a_worker_that_stops_settles_only(queue: Queue) -> None:
     assert operations(queue, before) == ["lease", "ack"]
 
 
-def test_a_lease_that_comes_with_a_settle_after_the_end_is_released(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("commands", "done"),
+    [(1, ["lease", "release"]), (2, ["lease", "ack+lease", "release"])],
+    ids=["by itself", "with a settle"],
+)
+def test_a_lease_that_comes_after_the_end_is_released_uncounted(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, commands: int, done: list[str]
 ) -> None:
-    queue.publish(["a", "b"])
+    before = stocked(queue, "a", "b")
     stop, handled = threading.Event(), list[bytes]()
 
-    def stop_after_both(run: Callable[[], list[Any]], commands: Any) -> list[Any]:
+    def stop_after(run: Callable[[], list[Any]], given: Any) -> list[Any]:
         results = run()
-        if len(commands) == 2:
+        if len(given) == commands:
             stop.set()
         return results
 
-    on_commands(monkeypatch, stop_after_both)
+    on_commands(monkeypatch, stop_after)
     queue.group().work(lambda taken: handled.extend(values(taken)), mode="batch", stop=stop)
-    assert handled == [b"a"]
-    assert lease(again(queue)).messages[0].delivery_count == 1, "available at once, and not counted"
+    assert operations(queue, before) == done
+    assert handled == ([] if commands == 1 else [b"a"])
+    assert {m.delivery_count for m in lease(again(queue)).messages} == {1}
 
 
 def test_a_lease_that_comes_with_a_failed_settle_is_released(queue: Queue) -> None:

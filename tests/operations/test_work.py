@@ -425,25 +425,6 @@ def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finis
     assert counts(queue) == {"acked": 1, "ready": 1}
 
 
-def test_a_lease_that_came_too_late_for_a_handler_is_given_back_uncounted(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue.publish(["a"])
-    stop = threading.Event()
-
-    def take(run: Callable[[], Any], _: object) -> Any:
-        results = run()
-        if counts(queue).get("leased"):
-            stop.set()
-        return results
-
-    on_commands(monkeypatch, take)
-    summary = drain(queue, lambda _: pytest.fail("never"), stop=stop)
-    assert summary == WorkSummary()
-    assert stop.is_set()
-    assert [m.delivery_count for m in lease(again(queue)).messages] == [1], "uncounted"
-
-
 @MODES
 def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     queue: Queue, clock: ManualClock, mode: str
