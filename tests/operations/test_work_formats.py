@@ -8,28 +8,20 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from support.formats import ORDER, ORDER_VALUE, order_class
+from support.formats import ORDER, ORDER_VALUE
 from support.having import having
 from support.tables import ledgers_of
 from support.working import drain, fail
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
 from spark_mq.errors import InvalidPayload
-from spark_mq.integrations.formats import Avro, Json, Protobuf, Pydantic
-
-ProtoOrder = order_class()
+from spark_mq.integrations.formats import Avro, Json, Pydantic
 
 
 class Order(BaseModel):
     id: int
 
 
-CASES: list[tuple[Any, list[Any]]] = [
-    (Pydantic(Order), [Order(id=1), Order(id=2)]),
-    (Avro(ORDER), [ORDER_VALUE, {**ORDER_VALUE, "id": 2}]),
-    (Protobuf(ProtoOrder), [ProtoOrder(id=1), ProtoOrder(id=2)]),
-    (Json(), [{"id": 1}, None]),
-]
 BAD = b"\xff\xfe secret"
 
 
@@ -45,27 +37,23 @@ def letters(queue: Queue) -> list[tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("mode", ["batch", "message"])
-@pytest.mark.parametrize(("format", "values"), CASES, ids=lambda one: type(one).__name__)
-def test_a_handler_gets_values_and_others_become_dead_letters(
-    queue: Queue, mode: str, format: Any, values: list[Any]
-) -> None:
-    first, second = (Message.encode(value, format, key="k") for value in values)
+def test_a_handler_gets_values_and_others_become_dead_letters(queue: Queue, mode: str) -> None:
+    orders, format = [Order(id=1), Order(id=2)], Pydantic(Order)
+    first, second = (Message.encode(order, format) for order in orders)
     queue.publish([BAD, first, b"", second, BAD])
     seen: list[Any] = []
 
     def handle(given: Any) -> None:
         messages = given.messages if isinstance(given, Lease) else [given]
-        seen.extend((message.key, message.data) for message in messages)
+        seen.extend(message.data for message in messages)
 
     done = drain(queue, handle, mode=mode, format=format, max_messages=5)
-    empty = [("", "")] if isinstance(format, Protobuf) else []  # no byte is a message of defaults
-    assert len(seen) == 2 + len(empty)
-    assert [data for key, data in seen if key == "k"] == values
-    assert done == having(acked=len(seen), rejected=5 - len(seen), failed=0)
+    assert seen == orders
+    assert done == having(acked=2, rejected=3, failed=0)
     dead = letters(queue)
-    assert sorted(value for value, _ in dead) == sorted([BAD, BAD] if empty else [b"", BAD, BAD])
+    assert sorted(value for value, _ in dead) == [b"", BAD, BAD]
     for _, error in dead:
-        assert {"no", "not"} & set(error.split())
+        assert error.startswith("not a valid Order: ")
         assert "secret" not in error
 
 
