@@ -49,14 +49,6 @@ def process(batch, lease):
     with (home / "ended").open("a") as ended:
         ended.write(f"{batch.count()}" + chr(10))
 """
-
-WAITING = HANDLER.replace("time.sleep(3)", "while not (home / 'go').exists(): time.sleep(0.05)")
-STRICT = """
-def process(batch, lease):
-    rows = batch.selectExpr("*", "CAST(value AS STRING) AS word").persist()
-    lease.reject(rows.where("word = ''"), error="empty")
-    lease.append(rows.where("word <> ''").selectExpr("word AS value"))
-"""
 REJECTING = """
 def process(batch, lease):
     plan = batch._jdf.queryExecution().executedPlan().toString()
@@ -362,23 +354,6 @@ def test_publish_csv_and_parquet(
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_worker_goes_on_after_a_batch_of_which_it_rejected_all(
-    start, queue: Queue, tmp_path: Path
-) -> None:
-    (tmp_path / "strict.py").write_text(STRICT)
-    sink = Queue.create(tmp_path / "sink")
-    queue.group("g").configure(sink=sink.path)
-    for texts in (["", ""], ["a", ""]):
-        queue.publish(texts)
-        given = worker_of(queue, handler="strict")
-        worker = start(*PLAIN, *given, *AVAILABLE, "--on-error", "raise")
-        assert "LeaseLost" not in ended(worker, 0)
-    assert queue.group("g").stats() == having(acked=1, dead=3, leased=0)
-    assert take(sink.group()) == ["a"]
-
-
-@pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["spark-submit", "python"])
 def test_sigterm_lets_the_batch_in_hand_finish(
     start, queue: Queue, tmp_path: Path, launcher: str
@@ -420,39 +395,6 @@ def test_a_batch_that_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
     for where, messages in ((queue, 2), (other, 1)):
         (held,) = group_ledger_of(where.group("g")).current()
         assert held == having(state="leased", message_count=messages, delivery_count=1)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["the JVM", "all of it"])
-def test_a_frozen_worker_loses_its_lease_and_goes_on_with_what_is_left(
-    start, queue: Queue, tmp_path: Path, what: str
-) -> None:
-    """The rest of a worker whose JVM is frozen extends the lease, but not for ever.
-
-    What is frozen as a whole extends nothing.
-    """
-    (tmp_path / "waiting.py").write_text(WAITING)
-    queue.publish(["a", "b", "c"])
-    short = ("--visibility-timeout", "1s", "--max-lease-duration", "3s")
-    worker = start(*PLAIN, *worker_of(queue, handler="waiting"), *short)
-    wait_for((tmp_path / "begun").exists, worker)
-    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
-    jvm = next(
-        int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java"
-    )
-    kill, pid = (os.kill, jvm) if what == "the JVM" else (os.killpg, worker.pid)
-    kill(pid, signal.SIGSTOP)
-    group, taken = queue.group("g"), []
-    wait_for(lambda: taken.append(group.lease("other", max_messages=10)) or taken[-1], worker)
-    assert [m.delivery_count for m in taken[-1].messages] == [2, 2, 2]
-    (tmp_path / "go").touch()
-    kill(pid, signal.SIGCONT)
-    queue.publish(["d"])
-    wait_for(lambda: group.ensure().stats().acked == 1, worker)
-    assert taken[-1].ack().settled == 3
-    worker.send_signal(signal.SIGTERM)
-    ended(worker, 0)
 
 
 @pytest.mark.spark
