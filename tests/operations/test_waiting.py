@@ -83,14 +83,6 @@ def test_what_makes_a_message_due_wakes_who_waits(
     assert values(waiter) == [b"a"]
 
 
-def test_a_redriven_message_wakes_who_waits(queue: Queue, waiter_on: Starts) -> None:
-    leased(queue, "a").reject()
-    queue.sweep()
-    waiter = waiter_on(queue)
-    assert queue.redrive().messages == 1
-    assert values(waiter) == [b"a"]
-
-
 def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Starts) -> None:
     queue = make(on_max_deliveries="block", max_failures=1)
     receipt = queue.publish(["a", "b"])
