@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.handles import again, housekeep, on_commit, until
+from support.handles import again, on_commit, until
 from support.handles import lease as leased
 from support.limits import Limits
 from support.machines import end_requests, machines, pool, processes, sharing
@@ -442,6 +442,7 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
     with pytest.raises(errors.StorageError):
         leased(queue, 4)
     monkeypatch.undo()
+    end_requests()
     assert turn.request_id in str(files(queue))
 
 
@@ -502,28 +503,33 @@ def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
     return path
 
 
+NAMES = [
+    "x.json",
+    "0" * 20 + "-x.json",
+    "9" * 20 + "-y.json",
+    "\N{SUPERSCRIPT TWO}" * 20 + "-" + "a" * 32 + ".json",
+    "\N{ARABIC-INDIC DIGIT ZERO}" * 20 + "-" + "a" * 32 + ".json",
+    "0" * 20 + "-" + "a" * 32 + ".v2",
+    "0" * 20 + "-" + "a" * 32 + ".json.json",
+    "0" * 20 + "-" + "a" * 32 + ".json/below.json",
+    "-" * 57 + "\x9b",
+]
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "data"),
     [
-        "x.json",
-        "0" * 20 + "-x.json",
-        "9" * 20 + "-y.json",
-        "\N{SUPERSCRIPT TWO}" * 20 + "-" + "a" * 32 + ".json",
-        "\N{ARABIC-INDIC DIGIT ZERO}" * 20 + "-" + "a" * 32 + ".json",
-        "0" * 20 + "-" + "a" * 32 + ".v2",
-        "0" * 20 + "-" + "a" * 32 + ".json.json",
-        "0" * 20 + "-" + "a" * 32 + ".json/below.json",
-        "-" * 57 + "\x9b",
+        *(pytest.param(name, b"{}", id=ascii(name)) for name in NAMES),
+        pytest.param(None, b" " * (MAX_BYTES + 1), id="without end"),
     ],
-    ids=ascii,
 )
-def test_a_file_with_another_name_is_neither_read_nor_waited_for(
-    queue: Queue, byte_store: ByteStore, limits: Limits, pool: ThreadPoolExecutor, name: str
+def test_a_file_that_is_no_request_is_neither_read_nor_waited_for(
+    queue: Queue, byte_store: ByteStore, limits: Limits, name: str | None, data: bytes
 ) -> None:
     limits(turn_seconds=3600.0)
-    path = put_request(queue, b"{}", name)
+    path = put_request(queue, data, name)
     seen = byte_store.paths("read", of=ledgers_of(queue).files)
-    assert len(sequences(pool.submit(leased, queue, 5).result(10))) == 5
+    assert len(sequences(leased(queue, 5))) == 5
     assert path not in seen
 
 
@@ -564,16 +570,6 @@ def test_a_request_that_cannot_run_is_remembered_and_left_to_its_writer(
     assert len(sequences(leased(queue, 5))) == 5
     assert len(sequences(leased(queue, 5))) == 5
     assert seen.count(path) == 1, "nobody reads it again, or waits for it"
-
-
-def test_a_request_without_end_is_not_read(
-    queue: Queue, byte_store: ByteStore, limits: Limits
-) -> None:
-    limits(turn_seconds=3600.0)
-    path = put_request(queue, b" " * (MAX_BYTES + 1))
-    seen = byte_store.paths("read", of=ledgers_of(queue).files)
-    assert len(sequences(leased(queue, 5))) == 5
-    assert path not in seen
 
 
 def test_a_writer_whose_requests_nobody_can_run_commits_itself(
@@ -642,21 +638,6 @@ def test_the_request_of_a_dead_writer_is_not_run_and_goes(
     leased(queue, 5)
     assert queue.group().stats().leased == 5
     assert deleted(queue)
-
-
-def test_a_request_of_before_what_a_writer_knows_is_not_run(queue: Queue) -> None:
-    """Its writer may have been run by a commit that this one has never seen."""
-    other = again(queue)
-    turn = delegate(other, lease_of())
-    (file,) = files(queue)
-    data = file.read_bytes()
-    leased(queue, 5)
-    assert outcome(turn) is not None
-    housekeep(queue, keep_versions=1, keep_seconds=0.0)
-    file.write_bytes(data)
-    fresh = sharing(again(queue))
-    leased(fresh, 1)
-    assert queue.group().stats().leased == 11
 
 
 def test_an_interrupted_writer_withdraws_its_request(queue: Queue, byte_store: ByteStore) -> None:
@@ -792,13 +773,6 @@ def test_a_writer_that_has_looked_late_looks_earlier_for_the_next_commit() -> No
         assert peers.due_at == pytest.approx(due_at)
 
 
-def test_commits_by_a_person_are_not_delegated(queue: Queue, byte_store: ByteStore) -> None:
-    written = byte_store.paths("write")
-    as_visitor("ann", lambda: leased(queue, 5))
-    assert written
-    assert not [path for path in written if path.startswith(FOLDER)]
-
-
 def test_writers_that_meet_share_commits_and_lose_nothing(
     queue: Queue, pool: ThreadPoolExecutor
 ) -> None:
@@ -819,11 +793,3 @@ def test_writers_that_meet_share_commits_and_lose_nothing(
     assert (stats.ready, stats.leased) == (0, 0)
     assert ledgers_of(queue).version() > before
     assert deleted(queue)
-
-
-def test_a_commit_of_another_writer_leases_only_the_named_messages(queue: Queue) -> None:
-    first = min(sequences(leased(queue, 1)))
-    delegated = Acquire("delegated", 5, intervals=[(first + 7, first + 7), (first + 9, first + 10)])
-    turn = delegate(again(queue), delegated)
-    assert leased(queue, 1)
-    assert granted(turn) == {first + 7, first + 9, first + 10}
