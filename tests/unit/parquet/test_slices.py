@@ -5,7 +5,6 @@ the start, for files of any writer.
 from __future__ import annotations
 
 import io
-import os
 import random
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from support.byte_store import ByteStore
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
@@ -187,49 +187,31 @@ def test_headers_that_few_set_are_read(tmp_path: Path, last: list[tuple[str, str
 
 
 class Counted(io.FileIO):
-    """A file that counts the bytes that are read of it."""
+    """A file that counts the bytes that are read of all such files."""
 
-    def __init__(self, path: Path, counter: list[int]) -> None:
-        super().__init__(path)
-        self.counter = counter
+    bytes_read = 0
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
-        self.counter[0] += len(data)
+        Counted.bytes_read += len(data)
         return data
-
-    def size(self) -> int:
-        return os.fstat(self.fileno()).st_size
 
     def __del__(self) -> None:
         self.close()
 
 
-class CountedStore(ObjectStore):
-    """A store that counts the bytes that are read of its files."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder))
-        self.counter = [0]
-
-    def open(self, path: str) -> Any:
-        return Counted(Path(self.root, path), self.counter)
-
-
-def long_values(rows: int) -> pa.Table:
-    return pa.table({"value": pa.array([bytes([n % 256]) * 100 for n in range(rows)], pa.binary())})
-
-
-def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path) -> None:
-    store, values = CountedStore(tmp_path), long_values(400_000)
-    name = write_file(ObjectStore(str(tmp_path)), values).path
+def test_what_lies_before_a_slice_costs_nothing(tmp_path: Path, byte_store: ByteStore) -> None:
+    store, long = ObjectStore(str(tmp_path)), [bytes([n % 256]) * 100 for n in range(400_000)]
+    values = pa.table({"value": pa.array(long, pa.binary())})
+    name = write_file(store, values).path
+    byte_store.on("open", act=lambda call: Counted(tmp_path / call.path))
     costs = []
     for at in (0, 200_000, 390_000):
         reader = MessageReader(store, ["value"])
         reader.row_count(name)  # the footer
-        store.counter[0] = 0
+        before = Counted.bytes_read
         read = reader.read(FileSlice(name, at, 1_000, at, 0, 0))
-        costs.append(store.counter[0])
+        costs.append(Counted.bytes_read - before)
         assert read["value"].equals(values["value"].slice(at, 1_000))
     assert 0 < max(costs) < 1.5 * min(costs), costs
     assert max(costs) < 0.1 * (tmp_path / name).stat().st_size, costs
