@@ -4,7 +4,6 @@ tables.
 
 from __future__ import annotations
 
-import doctest
 import io
 import pickle
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from support.handles import lease as take
 from support.queues import Make
 from support.tables import add_file, context_of, messages_of, on_write
 
-from spark_mq import Lease, Message, Queue, SettleResult, errors, testing
+from spark_mq import Lease, Message, Queue, SettleResult, errors
 from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -198,10 +197,6 @@ def test_errors_survive_pickling_with_their_data(kind: type[errors.SparkMQError]
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.data) == (kind, "what happened", error.data)
     assert (copy.group, copy.lost, copy.result) == ("g", [(1, 2, "why")], SettleResult(1, 2))
-
-
-def test_the_examples_of_the_testing_module_hold() -> None:
-    assert doctest.testmod(testing).failed == 0
 
 
 # -- other writers of messages/ (Delta only)
