@@ -570,6 +570,7 @@ def test_a_request_that_cannot_run_is_remembered_and_left_to_its_writer(
     assert len(sequences(leased(queue, 5))) == 5
     assert len(sequences(leased(queue, 5))) == 5
     assert seen.count(path) == 1, "nobody reads it again, or waits for it"
+    assert queue.group().stats().leased == 15, "it leases nothing"
 
 
 def test_a_writer_whose_requests_nobody_can_run_commits_itself(
