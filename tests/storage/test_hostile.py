@@ -64,7 +64,7 @@ def test_texts_come_through_all_of_a_message_s_life(make: Make, text: str) -> No
     assert (back.message_id, back.key, back.value) == (text, text, text.encode())
     own = {name for name in back.headers if name.startswith("spark_mq.")}
     assert {name: back.headers[name] for name in back.headers.keys() - own} == headers
-    assert str(queue.trace(m_sequence(queue)))
+    assert str(queue.trace(messages_of(queue).index().files[0].first))
     assert queue.finished(payload=True).num_rows == 2
 
 
@@ -95,10 +95,6 @@ def test_odd_paths_hold_a_queue_as_any_other(tmp_path: Path, name: str) -> None:
     taken.reject()
     assert again(queue).sweep().routed == 1
     assert lease(again(queue), 1).ack().settled == 1
-
-
-def m_sequence(queue: Queue) -> int:
-    return messages_of(queue).index().files[0].first
 
 
 @pytest.mark.parametrize("name", [".", "..", "...", "a.", "a.."])
