@@ -22,6 +22,7 @@ from spark_mq.integrations.unity_catalog import VendedCredentials, catalog_serve
 
 TOKEN = "dapi-secret-of-the-catalog"
 FILES = "uc://main.app.files/queues/orders"
+TABLE = "uc://main.app.queue"
 
 
 class CatalogStandIn:
@@ -182,7 +183,7 @@ def test_the_tables_of_a_queue_share_one_answer(catalog: CatalogStandIn) -> None
 
 
 def test_an_external_table_is_found(catalog: CatalogStandIn) -> None:
-    found = locate("uc://main.app.queue", catalog.options, {})
+    found = locate(TABLE, catalog.options, {})
     assert (found.url, found.credentials()["access_key_id"]) == ("s3://b/q", "two-id")
     body = {"table_id": "t-1", "operation": "READ_WRITE"}
     assert catalog.asked[-1] == ("/temporary-table-credentials", body)
@@ -199,31 +200,23 @@ def test_a_sas_token_is_taken_for_azure(catalog: CatalogStandIn) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("path", "answer", "said"),
     [
-        ({"volume_type": "MANAGED"}, "volume of the type MANAGED.*Use an external volume"),
-        ({"storage_location": "file:///tmp/x"}, "its files are at file:///tmp/x"),
-        ({"storage_location": "hdfs://n/x"}, "its files are at hdfs://n/x"),
-        ({"storage_location": "gs://b/x"}, "its files are at gs://b/x.*Use that path"),
+        (FILES, {"volume_type": "MANAGED"}, "volume of the type MANAGED.*Use an external volume"),
+        (FILES, {"storage_location": "file:///tmp/x"}, "its files are at file:///tmp/x"),
+        (FILES, {"storage_location": "hdfs://n/x"}, "its files are at hdfs://n/x"),
+        (FILES, {"storage_location": "gs://b/x"}, "its files are at gs://b/x.*Use that path"),
+        (TABLE, {"table_type": "MANAGED"}, "table of the type MANAGED.*Use an external table"),
+        ("uc://main.app.nothing/q", {}, "no volume or table of this name"),
     ],
 )
-def test_a_volume_that_cannot_hold_a_queue_is_refused_with_the_reason(
-    catalog: CatalogStandIn, answer: dict[str, str], said: str
+def test_a_place_that_cannot_hold_a_queue_is_refused_with_the_reason(
+    catalog: CatalogStandIn, path: str, answer: dict[str, str], said: str
 ) -> None:
-    catalog.answers["/volumes/main.app.files"] = 200, volume(**answer)
+    for named in ("/volumes/main.app.files", "/tables/main.app.queue"):
+        catalog.answers[named][1].update(answer)
     with pytest.raises(InvalidOption, match=said):
-        Queue.open(FILES, storage_options=catalog.options)
-
-
-def test_a_managed_table_is_refused_with_the_reason(catalog: CatalogStandIn) -> None:
-    catalog.answers["/tables/main.app.queue"][1]["table_type"] = "MANAGED"
-    with pytest.raises(InvalidOption, match=r"table of the type MANAGED.*Use an external table"):
-        Queue.open("uc://main.app.queue", storage_options=catalog.options)
-
-
-def test_an_unknown_name_is_refused(catalog: CatalogStandIn) -> None:
-    with pytest.raises(InvalidOption, match="no volume or table of this name"):
-        Queue.open("uc://main.app.nothing/q", storage_options=catalog.options)
+        Queue.open(path, storage_options=catalog.options)
 
 
 @pytest.mark.parametrize(
