@@ -142,7 +142,7 @@ def test_of_two_handles_that_race_with_one_number_one_lands_and_the_other_is_rep
 
 
 def test_a_queue_delays_what_has_no_time_of_its_own(make: Make, clock: ManualClock) -> None:
-    queue = make(delivery_delay="1m")
+    queue = again(make(delivery_delay="1m"))
     queue.publish(["default", Message("own", deliver_at=clock() + timedelta(minutes=5))])
     queue.publish(pa.table({"value": ["table"]}))
     queue.publish("call", deliver_at=clock())
@@ -187,17 +187,11 @@ def test_times_are_durations_as_everywhere(make: Make, clock: ManualClock) -> No
 
 
 def test_a_queue_drops_what_was_not_leased_within_its_ttl(make: Make, clock: ManualClock) -> None:
-    queue = make(message_ttl="1h")
+    queue = again(make(message_ttl="1h"))
     queue.publish(["default", Message("own", expires_at=clock() + timedelta(hours=2))])
     clock.advance("61m")
     assert values(queue) == [b"own"]
     assert queue.group().stats().expired == 1
-
-
-def test_the_defaults_are_kept_with_the_queue(delta_queue: Make, clock: ManualClock) -> None:
-    queue = again(delta_queue(delivery_delay="1m", message_ttl="1h"))
-    times = context_of(queue).settings.default_times(5)
-    assert times == {"deliver_at": 60_000_005, "expires_at": 3_600_000_005}
 
 
 def test_a_queue_made_before_there_were_such_defaults_opens_without(delta_queue: Make) -> None:
