@@ -331,19 +331,6 @@ def test_a_commit_that_changed_what_was_read_is_a_conflict(
     assert DeltaLog(store).refresh().version == 1
 
 
-def test_transact_computes_again_after_a_conflict(store: ObjectStore, log: DeltaLog) -> None:
-    seen: list[int] = []
-
-    def compute(state: Any) -> tuple[Change, int]:
-        seen.append(state.version)
-        if len(seen) == 1:
-            other(store, change("theirs"))
-        return change("mine", partitions=[{"part": "a"}]), state.version
-
-    assert log.transact(compute) == (2, 1)
-    assert seen == [0, 1]
-
-
 def test_transact_gives_up_at_its_deadline(store: ObjectStore, log: DeltaLog) -> None:
     count = iter(range(1000))
 
@@ -640,15 +627,6 @@ def test_a_follower_over_a_store_that_a_cleaner_overtakes_opens_the_table_again(
 # -- other engines, checkpoints
 
 
-def test_a_hundredth_commit_writes_a_checkpoint_outside_the_call(store: ObjectStore) -> None:
-    asked: list[int] = []
-    log = DeltaLog(store, on_checkpoint=lambda _, version: asked.append(version))
-    for number in range(205):
-        log.commit(change(str(number)), log.state.version)
-    assert asked == [100, 200]
-    wait_for_checkpoints(store.root)
-
-
 def test_a_commit_that_landed_succeeds_though_no_thread_is_left_for_its_checkpoint(
     store: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -692,16 +670,3 @@ def test_a_file_that_gets_its_name_just_before_the_orphans_go_stays(
     assert cleanup.clean_table(log, cleanup.Keep(0, 0.0), data_files=True) == 1
     assert paths(log) == {"part=a/slow.parquet"}
     assert [store.exists(f"part=a/{name}.parquet") for name in ("slow", "dead")] == [True, False]
-
-
-def test_a_writer_that_read_the_table_before_the_orphans_went_is_refused(
-    store: ObjectStore, log: DeltaLog, limits: Limits
-) -> None:
-    limits(orphan_seconds=-1.0)
-    store.write("part=a/late.parquet", b"x")
-    write_checkpoint(store)
-    late = DeltaLog(ObjectStore(store.root))
-    base = late.refresh().version
-    assert cleanup.clean_table(log, cleanup.Keep(0, 0.0), data_files=True) == 1
-    with pytest.raises(CommitConflict):
-        late.commit(change("late"), base)
