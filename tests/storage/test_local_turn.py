@@ -159,28 +159,6 @@ def test_a_frozen_holder_is_passed_once(
     assert time.monotonic() - started < 30
 
 
-def test_a_frozen_holder_runs_nothing_that_was_run_meanwhile(
-    queue: Queue, pool: ThreadPoolExecutor, limits: Limits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has read the requests, and another writer passes it before it commits."""
-    limits(line_patience=0.2)
-    holder, other = holder_of(queue), again(queue)
-    (asked,) = waiting(queue, pool, lambda: lease(other, 5))
-    thawed = threading.Event()
-
-    frozen_at = on_commit(monkeypatch, "leases", before=lambda: thawed.wait(30))
-    slow = again(queue)
-    own = pool.submit(lease, slow, 4)
-    until(lambda: len(written(queue)) == 2)
-    holder.close()
-    until(lambda: frozen_at.calls == 1)
-    first, second = (asked, own) if not asked.done() else (own, asked)
-    until(lambda: asked.done() or own.done() or frozen_at.calls > 1)
-    thawed.set()
-    assert len(sequences(first.result(30))) + len(sequences(second.result(30))) == 9
-    assert again(queue).group().stats().leased == 9
-
-
 def test_a_busy_line_is_no_frozen_one(
     queue: Queue, pool: ThreadPoolExecutor, limits: Limits
 ) -> None:
