@@ -213,6 +213,7 @@ def test_a_lost_dead_letter_of_the_last_message_comes_back(delta_queue: Make) ->
         queue.sweep()
         queue.publish("gone")
         lease(queue).ack()
+    assert late(queue.path).recover(dry_run=True).dead_letters == 1
     assert late(queue.path).recover().dead_letters == 1
     assert stored(late(queue.path).dead_letters) == {"bad"}
 
