@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from spark_mq.util.records import Records, object_html, rows_html, show
+import pyarrow as pa
+
+from spark_mq.util.records import ArrowRows, Records, object_html, rows_html, show
 
 
 def test_text_is_shown_as_text_and_bytes_as_digits() -> None:
@@ -61,3 +63,4 @@ def test_values_and_titles_are_escaped() -> None:
 
 def test_a_long_list_is_cut() -> None:
     assert "and 10 more" in Records([{"n": n} for n in range(60)])._repr_html_()
+    assert "and 1,000 more rows" in ArrowRows(pa.table({"n": range(1_050)}))._repr_html_()
