@@ -27,28 +27,6 @@ class Terminal(io.StringIO):
         return True
 
 
-class Heard(io.StringIO):
-    """A stream that sets an event if something was written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = threading.Event()
-
-    def write(self, text: str) -> int:
-        size = super().write(text)
-        if "\n" in text:
-            self.written.set()
-        return size
-
-
-def test_a_busy_command_says_that_it_runs() -> None:
-    stream = Heard()
-    with track("sweeping", None, stream, pause=0.001):
-        assert stream.written.wait(10)
-    assert stream.getvalue().startswith("sweeping: 0s\n")
-    assert "spark_mq progress" not in {thread.name for thread in threading.enumerate()}
-
-
 def steps_of(call: Callable[[], object]) -> list[str]:
     said: list[str] = []
     with rule_variant("progress:step", first(lambda a: said.append(a.text))):
@@ -78,23 +56,19 @@ def test_a_sweep_and_a_purge_say_which_step_they_have_reached() -> None:
     ]
 
 
-def test_the_step_is_shown() -> None:
-    stream, terminal, queue = Heard(), Terminal(), memory_queue()
+def test_a_command_says_that_it_runs_and_its_step() -> None:
+    stream, terminal, queue = io.StringIO(), Terminal(), memory_queue()
     with track("sweeping", None, stream, pause=0.001):
+        until(stream.getvalue)
         queue.sweep()
         until(lambda: "queue: 0s" in stream.getvalue())
+    assert stream.getvalue().startswith("sweeping: 0s\n")
+    assert "spark_mq progress" not in {thread.name for thread in threading.enumerate()}
     queue.publish("a")
     with track("purging", None, terminal):
         queue.purge(queue.name)
     assert "purging: drop files" in terminal.getvalue()
     assert "sweeping: chore 7 of 7: the dead-letter queue: 0s\n" in stream.getvalue()
-
-
-def test_a_short_command_says_nothing() -> None:
-    stream = io.StringIO()
-    with track("sweeping", None, stream):
-        pass
-    assert stream.getvalue() == ""
 
 
 def test_a_line_has_speed_share_and_time_left() -> None:
@@ -130,14 +104,6 @@ def test_a_total_grows_with_what_is_done_and_one_message_is_one() -> None:
         "settled: 4 of 4 messages, 100%", "published: 1 message",
         "published: 1 of 1 message, 100%",
     ]  # fmt: skip
-
-
-def test_a_terminal_shows_the_same_text() -> None:
-    now, stream = 0.0, Terminal()
-    with track("published", 40, stream, clock=lambda: now) as shown:
-        now = 2.0
-        shown.finish(10)
-    assert "published: 10 of 40 messages, 5 msg/s, 25%, 6s left" in stream.getvalue()
 
 
 def ticking() -> dict[str, Any]:
