@@ -189,13 +189,6 @@ def test_a_group_made_again_does_not_count_what_its_predecessor_did(
     assert counted(done) == {"dead_lettered": 2}
 
 
-def test_an_empty_batch_is_complete_at_the_next_sweep(queue: Queue, done: Queue) -> None:
-    queue.close_batch("nothing", to=done)
-    queue.sweep()
-    assert completions(done)[0]["messages"] == 0
-    assert counted(done) == {}
-
-
 def test_redriven_letters_are_no_messages_of_the_batch(queue: Queue, done: Queue) -> None:
     publish_and_close(queue, done)
     held = lease(queue)
@@ -289,13 +282,6 @@ def test_dead_letter_queues_neither_close_a_batch_nor_get_its_message(
         letters.close_batch("b", to=done)
     with pytest.raises(InvalidOption, match="is a dead-letter queue"):
         queue.close_batch("b", to=letters)
-
-
-def test_the_completion_message_may_go_to_the_same_queue(queue: Queue, done: Queue) -> None:
-    publish_and_close(queue, queue, "a")
-    ack_all(queue)
-    assert [queue.sweep().completed_batches for _ in range(2)] == [1, 0]
-    assert completed(queue) == ["b"]
 
 
 # -- races

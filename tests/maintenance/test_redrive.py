@@ -40,35 +40,6 @@ def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:
     assert not {"spark_mq.error", "spark_mq.reason"} & set(message.headers)
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_dead_messages_that_no_sweep_has_routed_are_reported(
-    queue: Queue, caplog: pytest.LogCaptureFixture, dry_run: bool
-) -> None:
-    with_dead(queue, ["a", "b"])
-    assert queue.redrive(dry_run=dry_run).messages == 2
-    assert not caplog.records
-    queue.publish("c")
-    lease(queue, 9).reject()
-    queue.redrive(dry_run=dry_run)
-    (reported,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    waiting = "1 dead message" if dry_run else "3 dead messages"
-    assert reported.startswith(f"{waiting} of group 'default'")
-    assert "queue.sweep()" in reported
-
-
-def test_one_that_dies_again_can_be_redriven_again_and_keeps_its_first_id(queue: Queue) -> None:
-    with_dead(queue, ["first"])
-    queue.redrive()
-    lease(queue).reject(error="second")
-    queue.sweep()
-    table = queue.redrive(dry_run=True).table
-    assert table.select(["message_id", "error", "key"]).to_pylist() == [
-        {"message_id": "id-0", "error": "second", "key": "k0"}
-    ]
-    assert table["headers"].to_pylist() == [[("own", "1")]]
-    assert queue.redrive().messages == 1
-
-
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
@@ -85,24 +56,6 @@ def test_a_condition_chooses_what_goes_back(queue: Queue, where: str, expected: 
     assert queue.redrive(where=where).messages == len(expected)
     assert back(queue) == expected
     assert queue.redrive().messages == 4 - len(expected), "the others are there still"
-
-
-def test_a_dry_run_tells_which_and_changes_nothing(queue: Queue) -> None:
-    assert queue.redrive(dry_run=True) == having(messages=0, table=having(num_rows=0))
-    with_dead(queue, ["a", "b", "a"])
-    reported = queue.redrive(where="error = 'a'", dry_run=True)
-    assert reported.messages == 2
-    assert reported.table["message_id"].to_pylist() == ["id-0", "id-2"]
-    assert back(queue) == []
-    assert queue.redrive().messages == 3
-
-
-def test_a_limit_takes_the_first(queue: Queue) -> None:
-    with_dead(queue, ["a", "b", "a", "a"])
-    assert queue.redrive(where="error = 'a'", limit=2, dry_run=True).messages == 2
-    assert queue.redrive(where="error = 'a'", limit=2).messages == 2
-    assert back(queue) == ["0", "2"]
-    assert queue.redrive(limit=1).messages == 1
 
 
 def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
@@ -222,7 +175,7 @@ def test_the_warning_about_dead_messages_names_ten_groups(
     queue.publish("a")
     for number in range(12):
         queue.group(f"group-{number:02}").lease("w").reject(error="bad")
-    queue.redrive(dry_run=True)
+    queue.redrive()
     (warning,) = [line for line in caplog.messages if "left out" in line]
     assert "12 dead messages" in warning
     assert "'group-09' and 2 more" in warning
@@ -288,15 +241,6 @@ def test_a_redrive_to_the_queue_itself_is_one_without_another_queue(queue: Queue
     assert queue.redrive(to=again(queue)).messages == 1
     (message,) = lease(queue).messages
     assert "spark_mq.redriven_from" in message.headers
-
-
-@pytest.mark.on_both_storages
-def test_a_place_that_is_no_queue_for_the_messages_is_refused(queue: Queue) -> None:
-    with_dead(queue, ["a"])
-    with pytest.raises(InvalidOption, match="is a dead-letter queue") as refused:
-        queue.redrive(to=queue.dead_letters)
-    assert refused.value.data["option"] == "to"
-    assert queue.redrive(dry_run=True).messages == 1
 
 
 def test_another_queue_is_named_by_its_path_so_none_is_in_memory(

@@ -69,17 +69,6 @@ def test_a_trace_follows_a_repair_both_ways_and_names_the_transform(queue: Queue
     assert change.detail == f"error = 'bad' by {SQL}"
 
 
-def test_one_that_dies_again_can_be_repaired_again(queue: Queue) -> None:
-    with_letters(queue, orders(1))
-    queue.redrive(transform=SQL)
-    lease(queue).reject(error="again")
-    queue.sweep()
-    assert queue.redrive(transform="json_merge_patch(value, '{\"id\": 7}')").messages == 1
-    (message,) = lease(queue).messages
-    assert message.value == b'{"currency":"EUR","id":7}'
-    assert list(message.headers).count("spark_mq.repaired") == 1
-
-
 def test_a_letter_for_which_the_transform_fails_stays(queue: Queue, limits: Limits) -> None:
     with_letters(queue, ["1", "x", "3", "0", b"\xff", "6"])
     limits(redrive_chunk=4)

@@ -126,18 +126,6 @@ def test_schedules_and_producers_of_the_same_name_do_not_meet(
 # -- races and crashes
 
 
-@pytest.mark.parametrize("catch_up", ["latest", "all", "none"])
-def test_two_sweeps_at_once_publish_each_instant_once(
-    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, catch_up: str
-) -> None:
-    queue.schedule("s", every="5m", message="x", catch_up=catch_up)
-    clock.advance("11m")
-    other = again(queue)
-    on_publish(monkeypatch, queue, once(before=other.sweep))
-    assert queue.sweep().scheduled == 0
-    assert instants(queue) == (["15 12:10"] if catch_up == "latest" else ["15 12:05", "15 12:10"])
-
-
 def test_a_sweep_whose_clock_is_ahead_publishes_no_instant_again(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,11 +373,6 @@ def test_an_entry_of_another_version_is_named(queue: Queue, text: str) -> None:
 
 
 # -- what is refused
-
-
-def test_a_start_may_be_text(queue: Queue) -> None:
-    schedule = queue.schedule("s", every="1h", message="x", starts_at="2030-01-01T13:00:00+01:00")
-    assert schedule.starts_at == schedule.next_at == datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 def test_messages_of_a_schedule_outlive_the_delay_of_their_queue(make: Make) -> None:
