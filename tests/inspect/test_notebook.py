@@ -67,6 +67,8 @@ def test_what_a_notebook_shows_is_as_it_was_approved(clock: ManualClock, tmp_pat
     note_each(queue, "throughput", "newest_dead_letters", "sweep_state")
     note(finished=queue.finished("billing"), settings=queue.settings, of_a_group=group.settings)
     note(dry_run=queue.redrive(dry_run=True), redrive=queue.redrive())
+    for one in (queue.describe(), queue.health()):
+        texts[f"{type(one).__name__} printed"] = without_what_varies(str(one), tmp_path)
     assert_approved(APPROVED, texts.items())
     assert html_of(queue) == html_of(queue.describe())
 
