@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.handles import memory_store
+from support.tables import messages_of
 
 from spark_mq import GroupSettings, QueueSettings, errors
 from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
@@ -22,8 +23,8 @@ from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
-from spark_mq.storage.published_files import COMMITS_SCHEMA, PublishedFiles
 from spark_mq.streaming.source import check_offset, parse_offset, stream_id_in_queue
+from spark_mq.testing import memory_queue
 from spark_mq.util import validation as checks
 
 DEEP = "[" * 100_000
@@ -141,6 +142,8 @@ def test_lease_ids(text: str) -> None:
 
 # -- the log of messages/
 
+LOG = messages_of(memory_queue())
+
 paths = (
     st.sampled_from(["a.parquet", "lane=7/b%20c.parquet", "../../etc/passwd", "%00", "é\u2028"])
     | texts
@@ -198,8 +201,7 @@ def test_commits(text: bytes) -> None:
 
     What it said goes to commits/ and comes back.
     """
-    files = memory_store()
-    state = PublishedFiles(files, "q/messages", set().__contains__)
+    state = LOG.none_published()
     refusal = refused(
         lambda: state.apply(parse_commit(7, text, "q/messages")),
         errors.CorruptLog,
@@ -210,15 +212,15 @@ def test_commits(text: bytes) -> None:
         assert (state.index.version, state.index.total, state.producer_numbers) == (-1, 0, {})
         return
     rows = state.rows_since(-1)
-    assert rows.schema == COMMITS_SCHEMA
-    copy = PublishedFiles(files, "q/messages", set().__contains__)
+    copy = LOG.none_published()
+    assert rows.schema == copy.rows_since(-1).schema
     copy.load_rows(rows, 7)
     assert (copy.index.files, copy.producer_numbers) == (state.index.files, state.producer_numbers)
     state.apply(parse_commit(8, b'{"commitInfo": {}}', "q/messages"))
 
 
 def test_a_good_commit_is_understood() -> None:
-    state = PublishedFiles(memory_store(), "q/messages", set().__contains__)
+    state = LOG.none_published()
     state.apply(parse_commit(1, GOOD_ADD, "q/messages"))
     assert (state.index.total, state.index.last_sequence) == (2, (1 << 32) + 1)
 

@@ -17,10 +17,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore, Call
 from support.clocks import MachineClocks
-from support.limits import Limits
+from support.limits import Limits, keeping
+from support.rule_variants import first, rule_variant
 from support.thrift import decode
 
-from spark_mq.delta import cleanup, follower
 from spark_mq.delta.actions import AddFile, Change, checkpoint_path, log_path
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
@@ -39,6 +39,7 @@ from spark_mq.errors import (
     StorageError,
     UnsupportedTable,
 )
+from spark_mq.storage.ledger_table import LedgerTable
 
 SCHEMA = pa.schema([("part", pa.string()), ("value", pa.int64())])
 
@@ -597,16 +598,17 @@ def test_a_writer_that_was_idle_looks_before_its_next_commit(store: ObjectStore)
 
 @pytest.mark.parametrize("count", [5, 40], ids=["at the next number", "at its next look"])
 def test_a_writer_whose_clocks_missed_a_pause_finds_the_present_again(
-    store: ObjectStore, caplog: pytest.LogCaptureFixture, count: int
+    store: ObjectStore, limits: Limits, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     """What it commits until then is lost, so it says so."""
+    limits(gap_check_seconds=30.0)
     log, clocks = on_clocks(store)
     others_commit_and_clean(store, count)
     seconds = 0
     while put(log, f"after {seconds}") < 3 + count:
         clocks.move(1.0, 1.0)
         seconds += 1
-    assert seconds <= follower.GAP_CHECK_SECONDS
+    assert seconds <= 30
     assert "may be lost" in caplog.text
     assert f"part=a/after {seconds}.parquet" in paths(DeltaLog(store))
 
@@ -651,22 +653,26 @@ def test_a_commit_that_landed_succeeds_though_no_thread_is_left_for_its_checkpoi
 # -- cleaning
 
 
+def clean(store: ObjectStore) -> int:
+    """Clean a table as that of ledgers is cleaned. Return the number of files."""
+    with keeping(0, 0.0):
+        return LedgerTable(store.root).clean(archived=2**62)
+
+
 def test_a_file_that_gets_its_name_just_before_the_orphans_go_stays(
-    store: ObjectStore, log: DeltaLog, limits: Limits, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, limits: Limits
 ) -> None:
     """Its writer was slow, and its commit lands between the sweep's look and its commit."""
     limits(orphan_seconds=-1.0)
     for name in ("slow", "dead"):
         store.write(f"part=a/{name}.parquet", b"x")
     write_checkpoint(store)
-    real = cleanup._conflict_with_all
 
-    def after_a_rival(state: TableState) -> Change:
+    def rival(_: Any) -> None:
         if not paths(DeltaLog(store)):
             other(store, change("slow"))
-        return real(state)
 
-    monkeypatch.setattr(cleanup, "_conflict_with_all", after_a_rival)
-    assert cleanup.clean_table(log, cleanup.Keep(0, 0.0), data_files=True) == 1
-    assert paths(log) == {"part=a/slow.parquet"}
+    with rule_variant("_conflict_with_all", first(rival)):
+        assert clean(store) == 1
+    assert paths(DeltaLog(store)) == {"part=a/slow.parquet"}
     assert [store.exists(f"part=a/{name}.parquet") for name in ("slow", "dead")] == [True, False]

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from support.byte_store import DISK, Call
 from support.power_cut import Effects, left_after
 
-from spark_mq.delta import local_files
 from spark_mq.delta.object_store import LocalFiles, ObjectStore, absolute_path, join
 from spark_mq.errors import InvalidOption
 
@@ -271,7 +270,7 @@ def test_syncs_at_the_end_of_the_interpreter_run_in_the_calling_thread(
         def submit(self, *_: Any) -> None:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    monkeypatch.setattr(local_files, "_syncing", [Ended()])
+    monkeypatch.setattr("spark_mq.delta.local_files._syncing", [Ended()])
     recording = Recording()
     commit(ObjectStore(str(tmp_path), local_files=recording), "1")
     synced = [one.path for one in recording.effects.done if one.verb == "sync_file"]

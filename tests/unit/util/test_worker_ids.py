@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 
 from spark_mq.util import user
-from spark_mq.util.user import identify_worker, process_of, worker_label
 
 
 def test_an_identity_is_that_of_a_process_and_an_older_version_has_the_name_alone() -> None:
-    assert identify_worker("w") == identify_worker("w") != "w"
+    mine = user.identify_worker("w")
+    assert mine == user.identify_worker("w") != "w"
     assert user._process_id(-1) != user._process_id(os.getpid()), "a fork has another pid"
-    assert worker_label("host-1") == worker_label(identify_worker("host-1")) == "host-1"
-    assert process_of("host-1") == ("host-1", False)
-    assert worker_label(None) is None
+    assert [user.worker_label(known) for known in (mine, "w", None)] == ["w", "w", None]
+    assert user.process_of("host-1") == ("host-1", False)
