@@ -273,6 +273,7 @@ OTHER_OUTAGES = [
     for part in ("leases", "logs", "everything")
     for name, verbs in (("reads", READS), ("writes", WRITES), ("reads and writes", VERBS))
 ]
+PAYLOADS = pytest.param(("payloads", READS), id="reads of payloads")
 
 
 @pytest.mark.parametrize("where", OTHER_OUTAGES)
@@ -335,33 +336,8 @@ def working(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> An
     return worker.working(queue.group(), handler, poll_interval="1ms", **options)
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
+@pytest.mark.parametrize("where", [*OTHER_OUTAGES, PAYLOADS])
 def test_workers_wait_out_any_outage(
-    make: Make, clock: ManualClock, outage: Outage, threads: int, on_error: str
-) -> None:
-    queue = make(visibility_timeout="30d")  # no lease expires when the clock is moved
-    for n in range(4):
-        queue.publish([f"{n}a", f"{n}b"])
-    seen = Seen()
-    outage.begin()
-    with working(queue, seen, threads=threads, on_error=on_error, max_messages=2):
-        for _ in range(24):
-            before = outage.failed
-            clock.advance("1d")
-            until(lambda before=before: outage.failed > before)  # type: ignore[misc]
-        before = outage.failed
-        # A look at the four files that began before the last day would lease as of that day.
-        until(lambda: clock.advance("10s") or outage.failed > before + 4)
-        assert counts(queue) == set()
-        outage.on = False
-        until(lambda: clock.advance("10s") or len(seen) == 8)
-    assert sorted(seen) == sorted((f"{n}{x}".encode(), 1) for n in range(4) for x in "ab")
-    assert queue.group().stats().acked == 8
-
-
-@pytest.mark.parametrize("where", OTHER_OUTAGES)
-def test_workers_wait_out_an_outage_of_ledgers_and_logs(
     delta_queue: Make, clock: ManualClock, outage: Outage, where: Any, limits: Limits
 ) -> None:
     """The first one meets a worker that leases, the second one a handler that runs."""
@@ -666,9 +642,6 @@ def restarted(queue: Queue, checkpoint: Checkpoint) -> Any:
         runner.commit()
         plan = runner.begun()
     return plan
-
-
-PAYLOADS = pytest.param(("payloads", READS), id="reads of payloads")
 
 
 @pytest.mark.parametrize("where", [*OTHER_OUTAGES, PAYLOADS])
