@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -58,31 +57,12 @@ def test_history_says_that_a_message_was_replaced(queue: Queue) -> None:
     assert (note["operation"], note["messages"]) == ("replace+lease", 2)
 
 
-def test_a_new_group_gets_only_the_last(queue: Queue) -> None:
-    for n in range(3):
-        publish(queue, f"a{n}")
-        assert take(queue.group()) == [f"a{n}"]
-    assert take(queue.group("new")) == ["a0", "a1", "a2"], "they replaced nobody"
-    publish(queue, "b0")
-    publish(queue, "b1")
-    assert take(queue.group("newer")) == ["a0", "a1", "a2", "b1"]
-
-
 def test_a_lease_that_names_a_replaced_message_skips_it(queue: Queue) -> None:
     sequences = [*publish(queue, "a1", "b1").sequences, *publish(queue, "a2").sequences]
     group = queue.group()
     assert group.lease("w", sequences=sequences[:1]) is None
     assert group.stats().skipped == 1
     assert take(queue.group()) == ["b1", "a2"]
-
-
-def test_a_dead_message_is_dead_lettered(queue: Queue) -> None:
-    publish(queue, "a1")
-    lease(queue).reject()
-    publish(queue, "a2")
-    assert take(queue.group()) == ["a2"]
-    queue.sweep()
-    assert queue.group().stats().dead_lettered == 1
 
 
 def test_an_id_whose_window_has_passed_replaces_nobody(make: Make, clock: ManualClock) -> None:
@@ -165,35 +145,30 @@ def test_more_replaced_files_than_one_lease_may_skip(queue: Queue, limits: Limit
     assert queue.group().stats().skipped == 38
 
 
-def test_a_seek_back_delivers_the_last_only(queue: Queue) -> None:
+def test_a_message_that_was_leased_is_not_replaced(queue: Queue) -> None:
+    publish(queue, "a1")
+    lease(queue).nack(delay=0)
+    publish(queue, "a2")
+    assert take(queue.group()) == ["a1", "a2"]
+
+
+def test_a_seek_back_and_a_new_group_deliver_the_last_only(queue: Queue) -> None:
     publish(queue, "a1")
     held = lease(queue)
     publish(queue, "a2")
     held.ack()
     assert take(queue.group()) == ["a2"]
     queue.group().seek("earliest")
-    assert take(queue.group()) == ["a2"]
+    for group in (queue.group(), queue.group("new")):
+        assert take(group) == ["a2"]
 
 
-def test_a_setting_that_replaces_needs_ids_that_count() -> None:
-    with pytest.raises(InvalidOption, match="dedup_until='settled' or a dedup_window"):
-        memory_queue(dedup_replaces=True)
+def test_a_queue_that_replaces_keeps_ids_that_count() -> None:
     queue = memory_queue(dedup_window="1h", dedup_replaces=True)
     with pytest.raises(InvalidOption, match="dedup_replaces"):
         queue.configure(dedup_window=None)
     queue.configure(dedup_window=None, dedup_until="leased")
     assert context_of(again(queue)).settings.dedup_replaces
-    with pytest.raises(InvalidOption, match="not a flag"):
-        queue.configure(dedup_replaces="now")
-
-
-def test_an_expired_message_is_expired_and_not_replaced(queue: Queue, clock: ManualClock) -> None:
-    publish(queue, "a1", expires_at=timedelta(seconds=10))
-    publish(queue, "a2")
-    clock.advance("20s")
-    assert take(queue.group()) == ["a2"]
-    stats = queue.group().stats()
-    assert stats.skipped + stats.expired == 1
 
 
 @pytest.mark.parametrize("buffered", [False, True])

@@ -228,6 +228,7 @@ SETTINGS = [
     *row("queue.configure", {"retentoin": "1d"}, "Did you mean 'retention'"),
     *row("queue.configure", {"storage_options": {}}, "the name is unknown"),
     *of("queue.configure", "retention", [None, "soon"]),
+    *row("queue.configure", {"dedup_replaces": "now"}, "not a flag"),
     *row("queue.configure", {"message_ttl": "1m", "delivery_delay": "1h"}),
     *row("queue.configure", {"filter": 3}),
     *row("new.configure", {"retention": "1d"}, "is a setting of the queue: use queue.configure"),
