@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.rule_variants import gets, rule_variant
 
-from spark_mq import Message, Queue
+from spark_mq import Lease, Message, Queue
+from spark_mq.errors import LeaseLost
 from spark_mq.ledger.slots import SlotLayout
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -150,3 +156,104 @@ def test_an_overview_sums_up_unordered_groups_if_priorities_are_used() -> None:
     summary = queue.describe(lanes=True).lanes["g"]
     assert (summary.order, summary.lanes) == ("none", 0)
     assert [level.priority for level in summary.priorities] == [9, 0]
+
+
+def test_a_delayed_message_that_a_lease_has_skipped_delays_its_lane_still(
+    make: Callable[..., Queue],
+) -> None:
+    queue = ordered(make)
+    queue.publish([Message("x", key=key_in(0)), Message("y", key=key_in(0), deliver_at="2h")])
+    queue.publish(Message("z", key=key_in(1)))
+    queue.group("g").lease("w", max_messages=2).ack()
+    assert (lane(queue, 0).held_by, lane(queue, 0).delayed) == ("delay", 1)
+
+
+def test_an_unordered_group_holds_no_lane_back(make: Callable[..., Queue]) -> None:
+    queue = ordered(make, order="none")
+    queue.publish([Message("x", key=key_in(0))] * 2)
+    queue.group("g").lease("w", max_messages=1)
+    found = lane(queue, 0)
+    assert (found.held_by, found.held_back, found.leased) == ("", 0, 1)
+
+
+def test_the_lanes_of_a_large_backlog_are_counted_up_to_a_number_of_runs() -> None:
+    """Each run is seen once, so a count of as many runs as there are is complete."""
+    queue = memory_queue(lanes=LANES, order="key")
+    for _ in range(10):
+        queue.publish([Message("x", key=key_in(n)) for n in (0, 0, 1)])
+    group = queue.group("g").ensure()
+    assert queue.describe(lanes=True).lanes["g"].complete
+    with rule_variant("count_lanes", gets(max_runs=20)):
+        assert queue.describe(lanes=True).lanes["g"].complete
+    with rule_variant("count_lanes", gets(max_runs=6)):
+        assert not queue.describe(lanes=True).lanes["g"].complete
+        assert {lane.lane: lane.messages for lane in group.lanes()} == {0: 6, 1: 3}
+
+
+STATES = ("ready", "delayed", "leased", "blocked", "dead")
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from([0, 0, 9]), st.sampled_from([*map(key_in, range(4)), None])),
+    min_size=1,
+    max_size=8,
+)
+STEPS = st.tuples(
+    st.sampled_from(["lease", "lease", "ack", "nack", "reject", "release", "expire"]),
+    st.integers(1, 9),
+    st.integers(0, 40),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=4), st.lists(STEPS))
+def test_lanes_and_priorities_agree_with_a_look_at_each_message(published: Any, steps: Any) -> None:
+    clock = ManualClock()
+    given = {"lanes": LANES, "order": "key", "retry_jitter": 0, "breaker_threshold": None}
+    queue = memory_queue(clock, **given)
+    for some in published:
+        queue.publish([Message("x", key=key, priority=priority) for priority, key in some])
+    group, leases = queue.group("g").ensure(), list[Lease]()
+    for verb, count, delay in steps:
+        if verb == "lease":
+            lease = group.lease("w", max_messages=count)
+            leases += [lease] if lease else []
+        elif verb == "expire":
+            clock.advance("2m")
+        elif leases:
+            held = leases[delay % len(leases)]
+            named = [message.sequence for message in held.messages][:count]
+            later = {"delay": delay} if verb in ("nack", "release") else {}
+            with suppress(LeaseLost):
+                getattr(held, verb)(named, **later)
+    agrees(queue)
+
+
+def agrees(queue: Queue) -> None:
+    group = queue.group("g")
+    messages = [m for m in group.peek(1_000) if m.state in STATES]
+    lanes = group.lanes(None)
+    assert {lane.lane for lane in lanes} == {m.lane for m in messages}
+    for lane in lanes:
+        own = [m for m in messages if m.lane == lane.lane]
+        assert counts(lane) == Counter(m.state for m in own)
+        waiting = [m for m in own if m.state != "dead"]
+        assert lane.head == min((m.sequence for m in waiting), default=None)
+        heads = {m.priority: m.state for m in reversed(waiting)}  # the first of each priority
+        behind = [m for m in waiting if m.state == "ready" and heads[m.priority] != "ready"]
+        if lane.lane is None:
+            assert (lane.held_by, lane.held_back) == ("", 0)
+        elif lane.leased:
+            assert (lane.held_by, lane.held_back) == ("lease", lane.ready)
+        else:
+            assert bool(lane.held_by) == bool({*heads.values()} - {"ready"})
+            assert lane.held_back == len(behind)
+    levels = group.priorities()
+    assert {level.priority for level in levels} == {m.priority for m in messages}
+    for level in levels:
+        own = [m for m in messages if m.priority == level.priority]
+        assert counts(level) == Counter(m.state for m in own)
+    assert sum(level.ready for level in levels) == group.stats().ready
+
+
+def counts(shown: Any) -> Counter[str]:
+    """Return the messages in each state. Zeros count as none."""
+    return Counter({state: getattr(shown, state) for state in STATES})

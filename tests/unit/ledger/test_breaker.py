@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 from support.ledger_group import SECOND, Group, limits
-from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import Pause, Resume
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
+
+from .slot_files import LANES, file_of, ordered
 
 
 def fail(group: Group, count: int, size: int = 1, **more) -> None:

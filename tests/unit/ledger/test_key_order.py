@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from support.ledger_group import TIMEOUT, Group
-from support.slot_files import LANES, file_of, ordered
 
 from spark_mq.ledger.interventions import RETRY_NOW, Intervene
 from spark_mq.ledger.message_filter import RowRuns
@@ -15,6 +14,8 @@ from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex,
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.settle import ACK, NACK
 from spark_mq.ledger.slots import SlotLayout, encode_slots
+
+from .slot_files import LANES, file_of, ordered
 
 
 def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:

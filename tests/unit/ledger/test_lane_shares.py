@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.ledger_group import Group
 from support.rule_variants import Variant, gets, instead, rule_variant
-from support.slot_files import LANES, LAYOUT, file_of, ordered
 
 from spark_mq import GroupSettings
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.settle import ACK, NACK, REJECT
+
+from .slot_files import LANES, LAYOUT, file_of, ordered
 
 BURSTS = 16
 """A lane is at most this part of a lease ahead of its share, or behind it."""

@@ -7,7 +7,6 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.slot_files import LANES, file_of
 
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.slots import (
@@ -18,6 +17,8 @@ from spark_mq.ledger.slots import (
     priorities_of,
     valid_slots,
 )
+
+from .slot_files import LANES, file_of
 
 slots = st.lists(st.tuples(st.integers(0, 49), st.integers(1, 5)), min_size=1, max_size=30)
 

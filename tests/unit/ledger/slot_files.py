@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.ledger_group import Group, limits
+
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.slots import SlotLayout, encode_slots
-from support.ledger_group import Group, limits
 
 LANES = 4
 LAYOUT = SlotLayout(LANES)
