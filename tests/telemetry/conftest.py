@@ -32,11 +32,6 @@ class Recorded:
         ]
         return [metric for scope in scopes for metric in scope.metrics]
 
-    def points(self, name: str) -> list[Any]:
-        return [
-            point for one in self.metrics() if one.name == name for point in one.data.data_points
-        ]
-
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
