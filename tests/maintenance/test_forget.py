@@ -54,16 +54,6 @@ def publishes(queue: Queue) -> list[str]:
     return rows["path"].to_pylist()
 
 
-def test_a_trim_forgets_what_it_has_dropped(delta_queue: Make, clock: ManualClock) -> None:
-    queue = trimmable(delta_queue, clock)
-    index_commits(queue)
-    assert trim(queue) == 6
-    kept = messages_of(queue).index()
-    assert (len(kept.files), kept.forgotten, kept.total) == (2, 12, 14)
-    index = messages_of(again(queue)).index()
-    assert index == having(files=kept.files, forgotten=12, forgotten_to=kept.forgotten_to)
-
-
 @pytest.mark.parametrize("has_commits", [False, True])
 def test_the_queue_goes_on_as_before(
     delta_queue: Make, clock: ManualClock, has_commits: bool
