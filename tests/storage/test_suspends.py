@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.clocks import PAUSES, MachineClocks
-from support.handles import again, housekeep, index_commits, lease, on_commit
+from support.handles import again, housekeep, index_commits, lease
 from support.limits import Limits
 from support.queues import Make
 from support.tables import as_in_a_store, checkpoint, ledgers_of, messages_of
@@ -82,28 +82,6 @@ def test_an_ack_after_a_suspend_across_a_cleaning_is_kept(
     assert held.ack().settled == 1
     stats = again(queue).group().stats()
     assert (stats.acked, stats.leased) == (1, 0)
-
-
-@pytest.mark.parametrize("pause", PAUSES)
-@pytest.mark.parametrize("dedup_id", [None, "mine"], ids=["plain", "with an id"])
-def test_a_publish_that_sleeps_before_its_commit_is_delivered_once(
-    queue: Queue,
-    clocks: MachineClocks,
-    monkeypatch: pytest.MonkeyPatch,
-    pause: str,
-    dedup_id: str | None,
-) -> None:
-    mine, message = over_a_store(queue, clocks), Message("mine", dedup_id=dedup_id)
-    mine.publish(Message("a", dedup_id="a"))
-
-    def sleep() -> None:
-        others_work_and_a_sweep_cleans(queue)
-        clocks.move(*PAUSES[pause])
-
-    on_commit(monkeypatch, "messages", before=sleep)
-    assert mine.publish(message).version == 8
-    assert values(queue)[-1] == b"mine"
-    assert again(queue).publish(message).duplicate == (dedup_id is not None)
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "store"])
