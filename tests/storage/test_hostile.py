@@ -85,18 +85,6 @@ def test_paths_that_delta_rs_would_not_find_again_are_refused_before_anything_is
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "name", ["a {b}, c* d?", "é日本", "a#b&c=d+e~f", "100%", "'; DROP TABLE leases; --", 'a"b`c$d']
-)
-def test_odd_paths_hold_a_queue_as_any_other(tmp_path: Path, name: str) -> None:
-    queue = Queue.create(f"file://{tmp_path}/{name}")
-    queue.publish(["a", "b"])
-    taken = lease(queue, 1)
-    taken.reject()
-    assert again(queue).sweep().routed == 1
-    assert lease(again(queue), 1).ack().settled == 1
-
-
 @pytest.mark.parametrize("name", [".", "..", "...", "a.", "a.."])
 def test_a_group_s_name_does_not_end_with_a_dot(delta_queue: Make, name: str) -> None:
     """Over S3, 313 calls of 358 in such a group failed. Azure drops dots at the end of a folder."""

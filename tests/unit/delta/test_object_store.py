@@ -377,9 +377,12 @@ def test_a_variable_that_no_shell_replaced_is_refused(path: str) -> None:
     assert caught.value.data["option"] == "target"
 
 
-@pytest.mark.parametrize("path", ["/a$b", "/$", "/a/$b$", "/c$HOME/d"])
-def test_a_dollar_within_a_name_is_part_of_it(path: str) -> None:
-    assert absolute_path(path) == path
+@pytest.mark.parametrize(
+    "path",
+    ["/a$b", "/$", "/a/$b$", "/c$HOME/d", "/a {b}, c* d?", "/'; DROP TABLE leases; --", '/a"b`c'],
+)
+def test_odd_characters_within_a_name_are_part_of_it(path: str) -> None:
+    assert absolute_path(path) == absolute_path(f"file://{path}") == path
 
 
 @pytest.mark.parametrize("path", ["", " ", "file:///", Path()])
