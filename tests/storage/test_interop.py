@@ -727,7 +727,7 @@ def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage
         again(queue).stats()
 
 
-# -- tables made again, and tables with features
+# -- tables made again
 
 
 def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:
@@ -755,37 +755,6 @@ def test_a_dead_letter_queue_made_anew_under_a_handle_is_reported(
     assert drain(queue) == []
     assert again(queue).sweep().routed == 1, "the next process makes it"
     assert again(queue).dead_letters.stats()["published"] == 1
-
-
-UPGRADE = {
-    "minReaderVersion": 3,
-    "minWriterVersion": 7,
-    "readerFeatures": ["deletionVectors"],
-    "writerFeatures": ["deletionVectors"],
-}
-
-
-@pytest.mark.parametrize("which", ["messages", "leases"])
-def test_a_feature_switched_on_under_a_handle_is_refused_by_its_name(
-    queue: Queue, which: str
-) -> None:
-    queue.publish(["a", "b", "c"])
-    worker = again(queue)
-    held = lease(worker, 1)
-    path = str(Path(queue.path, which))
-    commit = entry(queue, DeltaTable(path).version() + 1, which)
-    actions = ({"commitInfo": {"timestamp": 0}}, {"protocol": UPGRADE})
-    commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
-    calls: list[Callable[[], object]] = [lambda: again(queue)]
-    calls += (
-        [lambda: worker.publish("x"), messages_of(worker).index]
-        if which == "messages"
-        else [held.ack, lambda: worker.group().lease("w")]
-    )
-    for call in calls:
-        with pytest.raises(errors.UnsupportedTable, match="deletionVectors") as caught:
-            call()
-        assert caught.value.path == path
 
 
 def test_a_commit_time_far_out_is_bounded(queue: Queue, clock: ManualClock) -> None:
