@@ -23,11 +23,9 @@ from support.handles import again, lease, on_commit, until
 from support.limits import Limits
 from support.machines import pool, processes, without_locks
 from support.rule_variants import first, instead, returns, rule_variant
-from support.steps import Step
-from support.tables import checkpoint, group_ledger_of, ledgers_of
+from support.tables import checkpoint, ledgers_of
 
 from spark_mq import Lease, Queue, errors
-from spark_mq.ledger.commands import Change
 from spark_mq.storage.commit_turn import SERVED
 
 MINUTE = 60.0
@@ -173,19 +171,6 @@ def test_a_busy_line_is_no_frozen_one(
         holder.close()
         asked.result(30)
     assert passed == []
-
-
-def test_a_command_that_only_its_process_can_run_waits_and_runs_those_of_others(
-    queue: Queue, pool: ThreadPoolExecutor
-) -> None:
-    holder = holder_of(queue)
-    (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
-    step = Step(lambda view: Change(None, None, {"operation": "step"}))
-    own = pool.submit(group_ledger_of(again(queue).group()).run, step)
-    holder.close()
-    own.result(30)
-    assert len(sequences(asked.result(30))) == 5
-    assert again(queue).group().stats().leased == 5
 
 
 def test_a_commit_by_a_person_runs_no_requests(queue: Queue, pool: ThreadPoolExecutor) -> None:
