@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.byte_store import DISK, Call
+from support.byte_store import DISK, ByteStore, Call
+from support.handles import Killed, die
 from support.power_cut import Effects, left_after
 
 from spark_mq.delta.object_store import LocalFiles, ObjectStore, absolute_path, join
@@ -83,9 +82,8 @@ def test_empty_folders_behind_a_link_out_of_the_root_stay(
     assert not Path(store.root, "inside").exists()
 
 
-def test_a_child_shares_options_and_durability(tmp_path: Path) -> None:
-    recording = Recording()
-    parent = ObjectStore(str(tmp_path), {"a": "b"}, durable=False, local_files=recording)
+def test_a_child_shares_options_and_durability(tmp_path: Path, recording: Recording) -> None:
+    parent = ObjectStore(str(tmp_path), {"a": "b"}, durable=False)
     child = parent.child("sub/folder")
     child.write("file", b"1")
     assert (child.options, child.durable) == ({"a": "b"}, False)
@@ -115,31 +113,36 @@ def test_any_damage_of_a_parquet_file_is_one_kind_of_error(
     assert "file.parquet is damaged by OSError" in seen
 
 
-class Recording(LocalFiles):
-    """Record each effect. ``fails_at``: raise at this one and then on. ``skips``: omit a sync."""
+class Recording:
+    """Records each effect on the disk."""
 
-    def __init__(self, fails_at: int = -1, crash: bool = True, skips: int = -1) -> None:
+    def __init__(self, disk: ByteStore) -> None:
         self.effects = Effects()
+        self.restart()
+        disk.on(*DISK, act=self._act)
+
+    def restart(self, *, fails_at: int = -1, crash: bool = True, skips: int = -1) -> None:
+        """Count from here on. Raise at an effect and, in a crash, then on, or omit a sync."""
         self.fails_at, self.crash, self.skips = fails_at, crash, skips
         self.steps = list[str]()
         self.failed = ""
         self.syncs = 0
-
-    def restart(self, skips: int = -1) -> None:
-        """Count from here on."""
-        self.steps.clear()
-        self.syncs, self.skips = 0, skips
 
     def left(self, path: str, *, keeps_names: bool, after: int | None = None) -> bytes | None:
         """Return what a power cut leaves of a file, at the end or after so many effects."""
         count = len(self.effects.done) if after is None else after
         return left_after(self.effects, count, keeps_names=keeps_names).get(path)
 
-    def _step(self, name: str) -> None:
-        self.steps.append(name)
+    def _act(self, call: Call) -> None:
+        if call.verb == "write_new" and not os.path.isdir(os.path.dirname(call.path)):
+            raise FileNotFoundError(call.path)
+        if call.verb.startswith("sync") and self._is_left_out():
+            return
+        self.steps.append(call.verb)
         if (self.failed and self.crash) or len(self.steps) - 1 == self.fails_at:
-            self.failed = name
-            raise Crash if self.crash else OSError(errno.EIO, "test")
+            self.failed = call.verb
+            raise Killed if self.crash else OSError(errno.EIO, "test")
+        self.effects.record(call)
 
     def _is_left_out(self) -> bool:
         with self.effects.lock:  # files of one commit are synced by several threads
@@ -147,27 +150,9 @@ class Recording(LocalFiles):
             return self.syncs - 1 == self.skips
 
 
-def effect(name: str) -> Callable[..., None]:
-    """Return a method of the disk that is recorded, fails, or is left out."""
-
-    def call(disk: Recording, path: Any, *args: Any) -> None:
-        if name == "write_new" and not os.path.isdir(os.path.dirname(path)):
-            raise FileNotFoundError(path)
-        if name.startswith("sync") and disk._is_left_out():
-            return
-        disk._step(name)
-        real = partial(getattr(LocalFiles, name), disk)
-        disk.effects.record(Call(disk, name, str(path), (path, *args), real))
-
-    return call
-
-
-for name in DISK:
-    setattr(Recording, name, effect(name))
-
-
-class Crash(BaseException):
-    """The process dies here."""
+@pytest.fixture
+def recording(byte_store: ByteStore) -> Recording:
+    return Recording(byte_store)
 
 
 DATA = b"x" * 5000
@@ -188,9 +173,10 @@ OPERATIONS = pytest.mark.parametrize("operation", ["create", "write"])
 
 
 @OPERATIONS
-def test_no_power_cut_loses_a_file_or_shows_half_of_it(operation: str, tmp_path: Path) -> None:
-    recording = Recording()
-    store = ObjectStore(f"{tmp_path}/new/root", local_files=recording)
+def test_no_power_cut_loses_a_file_or_shows_half_of_it(
+    operation: str, tmp_path: Path, recording: Recording
+) -> None:
+    store = ObjectStore(f"{tmp_path}/new/root")
     do(operation, store, "a/b/file")
     assert survives(recording, f"{tmp_path}/new/root/a/b/file")
     assert recording.syncs == 6  # file, its folder, and the entries of b, a, root and new
@@ -198,18 +184,21 @@ def test_no_power_cut_loses_a_file_or_shows_half_of_it(operation: str, tmp_path:
 
 @OPERATIONS
 @pytest.mark.parametrize("skipped", range(6))
-def test_each_sync_is_needed(operation: str, skipped: int, tmp_path: Path) -> None:
-    recording = Recording(skips=skipped)
-    store = ObjectStore(f"{tmp_path}/new/root", local_files=recording)
+def test_each_sync_is_needed(
+    operation: str, skipped: int, tmp_path: Path, recording: Recording
+) -> None:
+    recording.restart(skips=skipped)
+    store = ObjectStore(f"{tmp_path}/new/root")
     do(operation, store, "a/b/file")
     assert recording.syncs == 6
     assert not survives(recording, f"{tmp_path}/new/root/a/b/file")
 
 
-def test_a_folder_that_another_process_made_is_synced_too(tmp_path: Path) -> None:
+def test_a_folder_that_another_process_made_is_synced_too(
+    tmp_path: Path, recording: Recording
+) -> None:
     (tmp_path / "root" / "a" / "b").mkdir(parents=True)
-    recording = Recording()
-    ObjectStore(f"{tmp_path}/root", local_files=recording).create("a/b/file", b"")
+    ObjectStore(f"{tmp_path}/root").create("a/b/file", b"")
     synced = {one.path for one in recording.effects.done if one.verb == "sync_folder"}
     assert synced == {f"{tmp_path}{end}" for end in ("", "/root", "/root/a", "/root/a/b")}
 
@@ -231,32 +220,36 @@ def lost_data(recording: Recording, root: str) -> bool:
     return recording.left(f"{root}/log/2", keeps_names=False) is None
 
 
-def test_a_file_without_a_sync_is_durable_before_the_entry_that_names_it(tmp_path: Path) -> None:
-    recording = Recording()
-    store = ObjectStore(str(tmp_path), local_files=recording)
+def test_a_file_without_a_sync_is_durable_before_the_entry_that_names_it(
+    tmp_path: Path, recording: Recording
+) -> None:
+    store = ObjectStore(str(tmp_path))
     commit(store, "1")
     commit(store, "2")
     assert not lost_data(recording, str(tmp_path))
 
 
 @pytest.mark.parametrize("skipped", range(4))
-def test_each_sync_of_a_commit_is_needed(skipped: int, tmp_path: Path) -> None:
-    recording = Recording()
-    store = ObjectStore(str(tmp_path), local_files=recording)
+def test_each_sync_of_a_commit_is_needed(
+    skipped: int, tmp_path: Path, recording: Recording
+) -> None:
+    store = ObjectStore(str(tmp_path))
     commit(store, "1")
-    recording.restart(skipped)
+    recording.restart(skips=skipped)
     commit(store, "2")
     assert recording.syncs == 4
     assert lost_data(recording, str(tmp_path))
 
 
-def test_a_failed_sync_of_a_data_file_creates_no_entry(tmp_path: Path) -> None:
-    class Failing(LocalFiles):
-        def sync_file(self, file: int, path: str) -> None:
-            if "/data/" in path:
-                raise OSError(errno.EIO, "test")
+def test_a_failed_sync_of_a_data_file_creates_no_entry(
+    tmp_path: Path, byte_store: ByteStore
+) -> None:
+    def fail(call: Call) -> None:
+        if "/data/" in call.path:
+            raise OSError(errno.EIO, "test")
 
-    store = ObjectStore(str(tmp_path), local_files=Failing())
+    byte_store.on("sync_file", act=fail)
+    store = ObjectStore(str(tmp_path))
     with pytest.raises(OSError, match="test"):
         commit(store, "1")
     assert not store.exists("log/1")
@@ -264,15 +257,14 @@ def test_a_failed_sync_of_a_data_file_creates_no_entry(tmp_path: Path) -> None:
 
 
 def test_syncs_at_the_end_of_the_interpreter_run_in_the_calling_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ended:
         def submit(self, *_: Any) -> None:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     monkeypatch.setattr("spark_mq.delta.local_files._syncing", [Ended()])
-    recording = Recording()
-    commit(ObjectStore(str(tmp_path), local_files=recording), "1")
+    commit(ObjectStore(str(tmp_path)), "1")
     synced = [one.path for one in recording.effects.done if one.verb == "sync_file"]
     assert f"{tmp_path}/data/1" in synced
 
@@ -281,60 +273,59 @@ def test_syncs_at_the_end_of_the_interpreter_run_in_the_calling_thread(
 @pytest.mark.parametrize("crash", [True, False], ids=["crash", "error"])
 @pytest.mark.parametrize("step", range(9))
 def test_a_failure_at_any_step_leaves_no_half_file(
-    operation: str, crash: bool, step: int, tmp_path: Path
+    operation: str, crash: bool, step: int, tmp_path: Path, recording: Recording
 ) -> None:
-    good = ObjectStore(str(tmp_path / "root"))
+    store = ObjectStore(str(tmp_path / "root"))
     if operation == "write":
-        good.write("a/file", b"old")
-    recording = Recording(fails_at=step, crash=crash)
-    store = ObjectStore(good.root, local_files=recording)
+        store.write("a/file", b"old")
+    recording.restart(fails_at=step, crash=crash)
     try:
         do(operation, store, "a/file")
         failed = False
-    except (Crash, OSError):
+    except (Killed, OSError):
         failed = True
-    content = good.read("a/file") if good.exists("a/file") else None
+    failed_at = recording.failed
+    recording.restart()
+    content = store.read("a/file") if store.exists("a/file") else None
     assert content in ((None, DATA) if operation == "create" else (b"old", DATA))
     assert failed or content == DATA
-    assert good.list("a") == ([good.stat("a/file")] if content is not None else [])
-    if not crash and recording.failed not in ("", "unlink"):
-        assert [name for name in names(good) if name.endswith(".tmp")] == []
-    good.write("a/file", b"next")  # and the way is free
-    assert good.read("a/file") == b"next"
+    assert store.list("a") == ([store.stat("a/file")] if content is not None else [])
+    if not crash and failed_at not in ("", "unlink"):
+        assert [name for name in names(store) if name.endswith(".tmp")] == []
+    store.write("a/file", b"next")  # and the way is free
+    assert store.read("a/file") == b"next"
 
 
-def test_a_disk_without_hard_links_is_named(tmp_path: Path) -> None:
-    class NoLinks(LocalFiles):
-        def link(self, source: str, target: str) -> None:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source)
+def test_a_disk_without_hard_links_is_named(tmp_path: Path, byte_store: ByteStore) -> None:
+    def refuse(call: Call) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), call.path)
 
-    store = ObjectStore(str(tmp_path), local_files=NoLinks())
+    byte_store.on("link", act=refuse)
+    store = ObjectStore(str(tmp_path))
     with pytest.raises(OSError, match="refuses hard links"):
         store.create("file", b"")
     assert names(store) == []
 
 
-def test_stale_temporaries_are_hidden_and_deleted_by_age(tmp_path: Path) -> None:
-    class Dying(LocalFiles):
-        def link(self, source: str, target: str) -> None:
-            raise Crash
-
-    with pytest.raises(Crash):
-        ObjectStore(str(tmp_path), local_files=Dying()).create("a/file", b"x")
+def test_stale_temporaries_are_hidden_and_deleted_by_age(
+    tmp_path: Path, byte_store: ByteStore
+) -> None:
+    byte_store.on("link", act=lambda _: die())
     store = ObjectStore(str(tmp_path))
+    with pytest.raises(Killed):
+        store.create("a/file", b"x")
     left = names(store)
     assert len(left) == 1
     assert left[0].startswith("a/.spark_mq-")
-    good = ObjectStore(str(tmp_path))
-    assert good.list("a") == []
-    assert good.list_all() == []
-    good.write("a/.hidden.tmp", b"another program's")
-    assert good.delete_stale_temporaries("a", 3600) == 0
-    assert names(good) == ["a/.hidden.tmp", *left]
-    assert good.delete_stale_temporaries("", 0) == 0
-    assert good.delete_stale_temporaries("a", 0) == 1
-    assert names(good) == ["a/.hidden.tmp"]
-    assert good.delete_stale_temporaries("missing", 0) == 0
+    assert store.list("a") == []
+    assert store.list_all() == []
+    store.write("a/.hidden.tmp", b"another program's")
+    assert store.delete_stale_temporaries("a", 3600) == 0
+    assert names(store) == ["a/.hidden.tmp", *left]
+    assert store.delete_stale_temporaries("", 0) == 0
+    assert store.delete_stale_temporaries("a", 0) == 1
+    assert names(store) == ["a/.hidden.tmp"]
+    assert store.delete_stale_temporaries("missing", 0) == 0
 
 
 # --- Paths of roots ---
