@@ -359,17 +359,3 @@ def copy_table(source: Path, target: Path) -> None:
             to.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # a temporary file
                 shutil.copy2(path, to)
-
-
-def test_a_backup_in_the_other_order_is_noticed(delta_queue: Make, tmp_path: Path) -> None:
-    queue, copy = delta_queue(), tmp_path / "copy"
-    queue.publish(["a"])
-    copy_table(Path(queue.path, "messages"), copy / "messages")
-    queue.publish(["b"])
-    lease(queue).ack()
-    copy_table(Path(queue.path, "leases"), copy / "leases")
-    with pytest.raises(TablesDisagree):
-        late(copy).publish(["c"])
-    late(copy).recover()
-    late(copy).publish(["c"])
-    assert "c" in late_values(copy)
