@@ -1,14 +1,18 @@
-"""What the plots of a queue draw: the data of their lines and bars, and their texts."""
+"""What the plots of a queue draw: the data of their lines and bars, and their texts.
+
+Both are approved in plots.txt.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.approved import assert_approved
 
 from spark_mq import ConsumerGroup, Message, Queue
 from spark_mq.testing import ManualClock, memory_queue
@@ -17,10 +21,10 @@ pytest.importorskip("matplotlib")
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-from matplotlib.dates import date2num, num2date
+from matplotlib.dates import num2date
 
+APPROVED = Path(__file__).parent / "plots.txt"
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture(autouse=True)
@@ -32,54 +36,40 @@ def _figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plt.close("all")
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOON)
-
-
-@pytest.fixture
-def queue(clock: ManualClock) -> Queue:
-    return memory_queue(clock, visibility_timeout="1h")
-
-
 def settle(group: ConsumerGroup, count: int) -> None:
     lease = group.lease("w", max_messages=count)
     lease.ack()
 
 
-def points(axes: Any, label: str) -> list[tuple[datetime, float | None]]:
-    """Return the points of a line. None is a gap."""
-    (line,) = [one for one in axes.lines if one.get_label() == label]
-    return [
-        (num2date(x), None if math.isnan(y) else round(float(y), 6))
-        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
-    ]
+def show(number: float) -> str:
+    """A number of an axis: an instant of this day, or a count."""
+    if number < 10_000:
+        return f"{round(number, 6):g}"
+    return f"{num2date(number, UTC):%H:%M:%S}".removesuffix(":00")
 
 
-def bars(axes: Any) -> dict[str, list[tuple[float, float, float]]]:
-    """Return the place, start and width of each bar by label."""
-    return {
-        container.get_label(): [
-            (round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width())
-            for bar in container
-        ]
-        for container in axes.containers
-    }
+def drawn(axes: Any) -> str:
+    """The texts of a plot, the points of its lines, and the bars of each row. ``-`` is a gap."""
+    rows = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
+    lines = [axes.get_title("left"), f"x: {axes.get_xlabel()}", f"y: {axes.get_ylabel()}"]
+    lines += [f"rows from the top: {', '.join(rows)}"] if axes.yaxis_inverted() else []
+    for line in axes.lines:
+        points = zip(line.get_xdata(), line.get_ydata(), strict=True)
+        shown = [f"{show(x)} {'-' if math.isnan(y) else show(y)}" for x, y in points]
+        label = "without a label" if line.get_label().startswith("_child") else line.get_label()
+        lines.append(f"line {label}: {', '.join(shown)}")
+    for container in axes.containers:
+        for bar in container:
+            start, end = bar.get_x(), bar.get_x() + bar.get_width()
+            row = rows[round(bar.get_y() + bar.get_height() / 2)]
+            lines.append(f"bar {container.get_label()}, row {row}: {show(start)} to {show(end)}")
+    lines += [f"text {text.get_text().strip()!r}" for text in axes.texts]
+    if (legend := axes.get_legend()) is not None:
+        lines.append(f"legend: {', '.join(text.get_text() for text in legend.get_texts())}")
+    return "\n".join(lines)
 
 
-def legend(axes: Any) -> list[str]:
-    return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def texts(axes: Any) -> list[str]:
-    return [text.get_text() for text in axes.texts]
-
-
-def at(minutes: float) -> datetime:
-    return NOON + minutes * MINUTE
-
-
-def test_throughput_has_rates_and_gaps(queue: Queue, clock: ManualClock) -> None:
+def of_a_busy_hour(clock: ManualClock, queue: Queue) -> Iterator[Any]:
     queue.publish(["a"] * 120)
     clock.advance(60)
     settle(queue.group("billing"), 30)
@@ -90,27 +80,14 @@ def test_throughput_has_rates_and_gaps(queue: Queue, clock: ManualClock) -> None
     settle(queue.group("audit"), 12)
     clock.advance(60)
     axes = queue.plot.throughput()
-    assert points(axes, "published") == [(at(0), 2.0)]
-    assert points(axes, "settled by billing") == [
-        (at(1), 0.5), (at(2), 1.0), (at(3), None), (at(5), 0.25),
-    ]  # fmt: skip
-    assert points(axes, "settled by audit") == [(at(5), 0.2)]
-    assert legend(axes) == ["published", "settled by audit", "settled by billing"]
-    assert axes.get_ylabel() == "messages per second, in intervals of 1m"
-    assert axes.get_xlabel() == "time (UTC)"
-    assert axes.get_title("left") == "Throughput: memory, all groups"
+    yield axes
     axes.figure.canvas.draw()
-    shown = " ".join(label.get_text() for label in axes.get_xticklabels())
-    assert "12:0" in shown  # and not 07:0 of New York
-
-    own = queue.plot.throughput(every="2m", group="billing")
-    assert points(own, "settled by billing") == [(at(0), 0.25), (at(2), 0.5), (at(4), 0.125)]
-    assert own.get_title("left") == "Throughput: memory, group billing"
+    ticks = " ".join(label.get_text() for label in axes.get_xticklabels())
+    assert "12:0" in ticks  # and not 07:0 of New York
+    yield queue.plot.throughput(every="2m", group="billing")
 
 
-def test_ages_are_those_of_messages_when_they_were_settled(
-    queue: Queue, clock: ManualClock
-) -> None:
+def of_ages_in_minutes(clock: ManualClock, queue: Queue) -> Iterator[Any]:
     group = queue.group("billing")
     queue.publish(["a"] * 18)
     clock.advance(60)
@@ -119,65 +96,41 @@ def test_ages_are_those_of_messages_when_they_were_settled(
     settle(group, 20)  # 18 of an age of 2 minutes, and 2 of one
     clock.advance(8 * 60)
     settle(group, 1)
-    axes = queue.plot.ages()
-    assert points(axes, "median, billing") == [(at(2), 2.0), (at(3), None), (at(10), 9.0)]
-    assert points(axes, "95th percentile, billing")[0] == (at(2), 2.0)
-    assert points(axes, "oldest unsettled now, billing") == [(at(10), 9.0)]
-    assert axes.get_ylabel() == "age in minutes, in intervals of 1m"
-    assert axes.get_title("left") == "Ages when settled: memory, all groups"
+    yield queue.plot.ages()
 
 
-def test_quantiles_count_messages_and_not_ranges(queue: Queue, clock: ManualClock) -> None:
+def of_a_range_with_few_messages(clock: ManualClock, queue: Queue) -> Iterator[Any]:
+    """The quantiles count messages and not ranges."""
     queue.publish(["old"])
     clock.advance(50)
     queue.publish(["new"] * 10)
     clock.advance(10)
     settle(queue.group("g"), 11)
-    axes = queue.plot.ages(group="g")
-    assert points(axes, "median, g") == [(at(1), 10.0)]
-    assert points(axes, "95th percentile, g") == [(at(1), 60.0)]
-    assert axes.get_ylabel().startswith("age in seconds")
-    assert axes.get_title("left") == "Ages when settled: memory, group g"
+    yield queue.plot.ages(group="g")
 
 
-def test_ages_of_trimmed_messages_remain(clock: ManualClock) -> None:
-    queue = memory_queue(clock, retention="1m")
+def of_trimmed_messages(clock: ManualClock, queue: Queue) -> Iterator[Any]:
+    queue.configure(retention="1m")
     queue.publish(["a"] * 10)
     clock.advance(20)
     settle(queue.group("g"), 10)
-    before = points(queue.plot.ages(), "median, g")
+    yield queue.plot.ages()
     clock.advance(600)
     queue.sweep()
     assert not queue.peek()
-    assert points(queue.plot.ages(), "median, g") == before == [(at(0), 20.0)]
+    yield queue.plot.ages()
 
 
-def test_lanes_have_bars_by_state_and_name_what_holds_them() -> None:
-    queue = memory_queue(lanes=8, order="key")
+def of_lanes(clock: ManualClock, _: Queue) -> Iterator[Any]:
+    queue = memory_queue(clock, lanes=8, order="key")
     queue.publish([Message("x", key="a")] * 5 + [Message("x", key="c")] * 3)
-    group = queue.group("billing")
-    lease = group.lease("w", max_messages=2)
-    assert lease is not None
-    axes = queue.plot.lanes("billing")
-    lanes = group.lanes()
-    drawn = bars(axes)
-    assert [width for _, _, width in drawn["leased"]] == [one.leased for one in lanes]
-    assert [width for _, _, width in drawn["ready"]] == [one.ready for one in lanes]
-    # A bar begins where the one of the state before it ends.
-    assert [start for _, start, _ in drawn["leased"]] == [one.ready for one in lanes]
-    assert "delayed" not in drawn
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        str(one.lane) for one in lanes
-    ]
-    assert [text.strip() for text in texts(axes)] == [one.held_by for one in lanes]
-    assert "lease" in [one.held_by for one in lanes]
-    assert axes.yaxis_inverted()  # the hottest lane comes first
-    assert axes.get_xlabel() == "unsettled messages"
-    assert axes.get_title("left") == "Lanes: memory, group billing"
-    assert len(bars(queue.plot.lanes("billing", top=1))["ready"]) == 1
+    queue.group("billing").lease("w", max_messages=2)
+    yield queue.plot.lanes("billing")
+    yield queue.plot.lanes("billing", top=1)
 
 
-def test_life_has_a_row_for_each_group_and_bars_of_states(queue: Queue, clock: ManualClock) -> None:
+def of_a_life(clock: ManualClock, queue: Queue) -> Iterator[Any]:
+    """The lease of no length has no bar. Group audit still has the message."""
     queue.publish([Message("a", message_id="order-1")])
     clock.advance(60)
     lease = queue.group("billing").lease("w")
@@ -185,52 +138,53 @@ def test_life_has_a_row_for_each_group_and_bars_of_states(queue: Queue, clock: M
     lease.nack(error="no", delay="1m")
     clock.advance(120)
     settle(queue.group("billing"), 1)
-    assert queue.group("audit").lease("w") is not None
+    queue.group("audit").lease("w")
     clock.advance(60)
-    axes = queue.plot.life(message_id="order-1")
-
-    def bar(row: int, start: float, minutes: float) -> tuple[Any, ...]:
-        width = date2num(at(start + minutes)) - date2num(at(start))
-        return row, pytest.approx(date2num(at(start))), pytest.approx(width)
-
-    drawn = bars(axes)
-    assert drawn["leased"] == [bar(0, 1, 0.5), bar(1, 3.5, 1)]  # audit still has it
-    assert drawn["available"] == [bar(0, 1.5, 2)]
-    assert set(drawn) == {"leased", "available"}  # the lease of no length has none
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["billing", "audit"]
-    assert texts(axes) == ["leased", "nacked", "leased\nacked", "leased"]
-    (published,) = [line for line in axes.lines if line.get_label() == "published"]
-    assert published.get_xdata()[0] == date2num(NOON)
-    sequence = queue.find(message_id="order-1")[0]
-    assert axes.get_title("left") == f"Message {sequence}: memory, all groups"
+    yield queue.plot.life(message_id="order-1")
 
 
-def test_life_draws_no_lease_that_has_expired_and_follows_redrives(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(["a"])
-    lease = queue.group("g").lease("w", visibility_timeout="1m")
+def of_an_expired_lease_and_a_redrive(clock: ManualClock, queue: Queue) -> Iterator[Any]:
+    (sequence,) = queue.publish(["a"]).sequences
+    queue.group("g").lease("w", visibility_timeout="1m")
     clock.advance(600)
-    sequence = lease.messages[0].sequence
-    assert bars(queue.plot.life(sequence)) == {}
-    again = queue.group("g").lease("w")
-    again.reject(error="no")
+    yield queue.plot.life(sequence)
+    queue.group("g").lease("w").reject(error="no")
     queue.sweep()
     queue.redrive()
-    rows = [label.get_text() for label in queue.plot.life(sequence).get_yticklabels()]
-    copy = queue.trace(sequence).later[0].sequence
-    assert rows == [f"g\n{sequence}", f"g\n{copy}"]
+    yield queue.plot.life(sequence)
 
 
-def test_a_plot_of_nothing_says_so(queue: Queue) -> None:
-    assert texts(queue.plot.throughput()) == ["nothing happened in the last 1h"]
-    assert texts(queue.plot.ages(since="2h")) == ["nothing happened in the last 2h"]
-    queue.publish("a")
+def of_nothing(_: ManualClock, queue: Queue) -> Iterator[Any]:
+    yield queue.plot.throughput()
+    yield queue.plot.ages(since="2h")
+    (sequence,) = queue.publish("a").sequences
     queue.group("g").ensure()
-    assert texts(queue.plot.lanes("g")) == ["no lane has unsettled messages"]
-    assert texts(queue.plot.life(queue.find(message_id=None) or queue.peek()[0].sequence)) == [
-        "no group has leased it"
-    ]
+    yield queue.plot.lanes("g")
+    yield queue.plot.life(sequence)
+
+
+def of_many_groups(_: ManualClock, queue: Queue) -> Iterator[Any]:
+    """Ten with the most messages stay."""
+    queue.publish(["a"] * 30)
+    for number in range(12):
+        settle(queue.group(f"g{number:02}"), number + 1)
+    yield queue.plot.throughput()
+
+
+SCENES: tuple[Callable[[ManualClock, Queue], Iterator[Any]], ...] = (
+    of_a_busy_hour, of_ages_in_minutes, of_a_range_with_few_messages, of_trimmed_messages,
+    of_lanes, of_a_life, of_an_expired_lease_and_a_redrive, of_nothing, of_many_groups,
+)  # fmt: skip
+
+
+def test_plots_are_as_they_were_approved() -> None:
+    texts = []
+    for scene in SCENES:
+        clock = ManualClock(NOON)
+        queue = memory_queue(clock, visibility_timeout="1h")
+        title = scene.__name__.replace("_", " ")
+        texts += [(f"{title} {n}", drawn(axes)) for n, axes in enumerate(scene(clock, queue), 1)]
+    assert_approved(APPROVED, texts)
 
 
 def test_names_begin_no_formula_and_stay_in_the_legend(tmp_path: Path) -> None:
@@ -240,19 +194,11 @@ def test_names_begin_no_formula_and_stay_in_the_legend(tmp_path: Path) -> None:
     axes = queue.plot.throughput()
     axes.figure.canvas.draw()  # raises for a bad formula
     assert axes.get_title("left") == r"Throughput: a\$b_\$, all groups"
-    assert legend(axes)[1:] == ["settled by _g"]
+    assert axes.get_legend().get_texts()[1].get_text() == "settled by _g"
 
 
-def test_many_groups_leave_the_ten_with_the_most_messages(queue: Queue) -> None:
-    queue.publish(["a"] * 30)
-    for number in range(12):
-        settle(queue.group(f"g{number:02}"), number + 1)
-    axes = queue.plot.throughput()
-    assert legend(axes) == ["published", *(f"settled by g{number:02}" for number in range(2, 12))]
-    assert axes.get_title("left") == "Throughput: memory, 10 of 12 groups"
-
-
-def test_a_plot_is_drawn_into_given_axes(queue: Queue) -> None:
+def test_a_plot_is_drawn_into_given_axes() -> None:
+    queue = memory_queue()
     queue.publish(["a"])
     settle(queue.group("g"), 1)
     figure, both = plt.subplots(2)
