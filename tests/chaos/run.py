@@ -196,52 +196,29 @@ class Submitted:
         self._log.close()
 
 
-class Run:
-    """All slots, and the faults."""
+class Faults:
+    """A queue on a disk that has outages, and slots whose processes are killed and frozen."""
 
-    def __init__(self, folder: Path, spark: int, outages: int, order: str) -> None:
-        self.disk = Disk(folder / "disk")
-        self.past = folder / "past"
-        self.outages, self.planned = Outages(self.disk, self.disk.path / "queue"), outages
-        self.started, self._told = time.monotonic(), 0.0
-        self.folder, self.notes, self.sink = folder, folder / "notes", folder / "sink"
-        times = {"visibility_timeout": TIMEOUT, "clock_skew": SKEW, "retry_delay": "200ms"}
-        self.queue = Queue.create(
-            self.disk.path / "queue", max_delivery_attempts=ATTEMPTS, lanes=LANES, **times
-        )
-        self.queue.group(GROUP).configure(order=order)
-        flags = (Flag(folder / name) for name in ("stop", "enough", "drained"))
-        self.stop, self.enough, self.drained = flags
+    def __init__(self, folder: Path, timeout: float, **settings: Any) -> None:
+        self.disk, self.timeout = Disk(folder / "disk"), timeout
+        place = self.disk.path / "queue"
+        self.outages = Outages(self.disk, place)
+        self.folder, self.notes = folder, folder / "notes"
+        times = {"visibility_timeout": timeout, "retry_delay": "200ms"}
+        self.queue = Queue.create(place, **times, **settings)
+        self.stop, self.enough = Flag(folder / "stop"), Flag(folder / "enough")
         self.done: Counter[str] = Counter()
         self.failed: list[str] = []
-        self.publishers = [
-            self.slot("publisher", actors.publish, self.enough, "numbered-1"),
-            self.slot("publisher", actors.publish, self.enough, "numbered-2"),
-            self.slot("buffered publisher", actors.publish_buffered, self.enough, "buffered"),
-        ]
-        workers, settlers = (4, 4) if order == "key" else (3, 2)
-        self.workers = [
-            *self.several("worker", actors.work, self.drained, workers),
-            *self.several("settler", actors.settle, self.drained, settlers),
-        ]
-        self.sweepers = self.several("sweeper", actors.chores, self.stop, 2)
-        self.streams = [self.stream(number) for number in range(spark)]
-        if spark:
-            DeltaTable.create(str(self.sink), pa.schema([("sequence", pa.int64())]))
-            self.queue.group(SPARK).ensure()
-
-    def slot(self, kind: str, target: Callable[..., None], stop: Flag, name: str) -> Slot:
-        return Slot(kind, lambda: Forked(target, self.queue.path, self.notes, stop, name))
-
-    def several(self, kind: str, target: Callable[..., None], stop: Flag, count: int) -> list[Slot]:
-        return [self.slot(kind, target, stop, f"{kind}-{n}") for n in range(count)]
-
-    def stream(self, number: int) -> Slot:
-        return Slot("stream", lambda: Submitted(self.queue.path, self.folder, number))
 
     @property
     def slots(self) -> list[Slot]:
-        return [*self.publishers, *self.workers, *self.sweepers, *self.streams]
+        raise NotImplementedError
+
+    def slot(
+        self, kind: str, target: Callable[..., None], stop: Flag, name: str, **more: Any
+    ) -> Slot:
+        start = lambda: Forked(target, self.queue.path, self.notes, stop, name)  # noqa: E731
+        return Slot(kind, start, **more)
 
     def tick(self, slot: Slot, faults: bool) -> None:
         """One look at one process: started again if it is dead, let go on if it was frozen for long
@@ -260,7 +237,7 @@ class Run:
             slot.spare()
         elif faults and now > slot.next_fault:
             if random.random() < 0.2:
-                timeout = 5 * TIMEOUT if slot.kind == "stream" else TIMEOUT
+                timeout = self.timeout * (5 if slot.kind == "stream" else 1)
                 slot.freeze(random.uniform(0.5, 2.5) * timeout)
                 self.done["freezes"] += 1
             elif slot.kind != "stream" and random.random() < 0.25:
@@ -281,6 +258,49 @@ class Run:
         allowed = (0, -signal.SIGKILL, 1) if slot.interrupted else (0, -signal.SIGKILL)
         if slot.kind != "stream" and code not in allowed:
             self.failed.append(f"a {slot.kind} ended with exit code {code}: see its stderr")
+
+    def end(self) -> None:
+        self.enough.set()
+        self.stop.set()
+        end(self.slots)
+
+
+class Run(Faults):
+    """All slots, and the faults."""
+
+    def __init__(self, folder: Path, spark: int, outages: int, order: str) -> None:
+        super().__init__(
+            folder, TIMEOUT, clock_skew=SKEW, max_delivery_attempts=ATTEMPTS, lanes=LANES
+        )
+        self.past, self.sink, self.planned = folder / "past", folder / "sink", outages
+        self.started, self._told = time.monotonic(), 0.0
+        self.queue.group(GROUP).configure(order=order)
+        self.drained = Flag(folder / "drained")
+        self.publishers = [
+            self.slot("publisher", actors.publish, self.enough, "numbered-1"),
+            self.slot("publisher", actors.publish, self.enough, "numbered-2"),
+            self.slot("buffered publisher", actors.publish_buffered, self.enough, "buffered"),
+        ]
+        workers, settlers = (4, 4) if order == "key" else (3, 2)
+        self.workers = [
+            *self.several("worker", actors.work, self.drained, workers),
+            *self.several("settler", actors.settle, self.drained, settlers),
+        ]
+        self.sweepers = self.several("sweeper", actors.chores, self.stop, 2)
+        self.streams = [self.stream(number) for number in range(spark)]
+        if spark:
+            DeltaTable.create(str(self.sink), pa.schema([("sequence", pa.int64())]))
+            self.queue.group(SPARK).ensure()
+
+    def several(self, kind: str, target: Callable[..., None], stop: Flag, count: int) -> list[Slot]:
+        return [self.slot(kind, target, stop, f"{kind}-{n}") for n in range(count)]
+
+    def stream(self, number: int) -> Slot:
+        return Slot("stream", lambda: Submitted(self.queue.path, self.folder, number))
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [*self.publishers, *self.workers, *self.sweepers, *self.streams]
 
     def fault(self, kills: int) -> None:
         """Until so many have been killed, and each stream a few times: they take a while to
@@ -371,9 +391,8 @@ class Run:
         return len(known) == len(names) and not any(stats.unsettled for stats in known.values())
 
     def end(self) -> None:
-        self.stop.set()
         self.drained.set()
-        end(self.slots)
+        super().end()
 
 
 def main() -> int:

@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import statistics
 import sys
 import tempfile
@@ -32,13 +31,11 @@ from typing import Any
 
 from support.limits import allow_shorter
 
-from spark_mq import Queue
 from spark_mq.errors import ContentionTimeout, LeaseLost, StorageError
 
 from . import actors
 from .actors import GROUP, Flag, Journal, journals, opened
-from .outages import Disk, Outages
-from .run import Forked, Slot, end
+from .run import Faults, Slot
 
 SAMPLE_SECONDS, OUTAGE_SECONDS = 10.0, 240.0
 RETENTION = timedelta(minutes=2)
@@ -85,43 +82,37 @@ def write_synced(file: Path) -> None:
         os.fsync(stream.fileno())
 
 
-class Soak:
+class Soak(Faults):
     """The processes and the samples."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self.seconds, self.notes = seconds, folder / "notes"
-        self.notes.mkdir()
-        self.disk = Disk(folder / "disk")
         allow_shorter("history_retention")  # so that two hours see it go
-        self.queue = Queue.create(
-            self.disk.path / "queue", visibility_timeout="5s", retry_delay="200ms",
-            retention=RETENTION, history_retention=RETENTION, max_delivery_attempts=50,
-        )  # fmt: skip
+        super().__init__(
+            folder, 5.0, retention=RETENTION, history_retention=RETENTION, max_delivery_attempts=50
+        )
+        self.seconds = seconds
+        self.notes.mkdir()
         self.queue.group(GROUP).ensure()
-        self.outages = Outages(self.disk, self.disk.path / "queue")
-        self.stop, self.enough = Flag(folder / "stop"), Flag(folder / "enough")
-        self.living = {
-            "publisher 1": self.slot(actors.publish, self.enough, "numbered-1"),
-            "publisher 2": self.slot(actors.publish_buffered, self.enough, "buffered"),
-            "worker 1": self.slot(timed_work, self.stop, "timed-1"),
-            "worker 2": self.slot(timed_work, self.stop, "timed-2"),
-            "sweeper": self.slot(sweep_at_times, self.stop, "sweeper"),
+        living = {
+            "publisher 1": (actors.publish, self.enough, "numbered-1"),
+            "publisher 2": (actors.publish_buffered, self.enough, "buffered"),
+            "worker 1": (timed_work, self.stop, "timed-1"),
+            "worker 2": (timed_work, self.stop, "timed-2"),
+            "sweeper": (sweep_at_times, self.stop, "sweeper"),
         }
+        self.living = {name: self.slot(name, *given) for name, given in living.items()}
         self.victims = [
-            self.slot(actors.work, self.stop, "victim-1"),
-            self.slot(actors.settle, self.stop, "victim-2"),
-            self.slot(actors.chores, self.stop, "victim-3"),
+            self.slot("victim", target, self.stop, f"victim-{number}", patience=(5.0, 30.0))
+            for number, target in enumerate((actors.work, actors.settle, actors.chores), 1)
         ]
         self.samples: list[dict[str, Any]] = []
-        self.kills = self.outages_seen = 0
-        self.ended: list[str] = []
 
-    def slot(self, target: Any, stop: Flag, name: str) -> Slot:
-        start = lambda: Forked(target, self.queue.path, self.notes, stop, name)  # noqa: E731
-        return Slot(name, start, patience=(5.0, 30.0))
+    @property
+    def slots(self) -> list[Slot]:
+        return [*self.living.values(), *self.victims]
 
     def run(self) -> None:
-        for slot in (*self.living.values(), *self.victims):
+        for slot in self.slots:
             slot.restart()
         began = time.monotonic()
         sampled, outage = began, began + OUTAGE_SECONDS / 2
@@ -130,32 +121,18 @@ class Soak:
                 if not slot.alive:
                     raise SystemExit(f"the {name} ended with exit code {slot.process.poll()}")
             for slot in self.victims:
-                self.harm(slot, now)
+                self.tick(slot, faults=True)
             if self.outages.on:
                 self.outages.tick()
             elif now > outage:
-                self.outages.begin(self.outages_seen)
-                self.outages_seen, outage = self.outages_seen + 1, now + OUTAGE_SECONDS
+                self.outages.begin(self.done["outages"])
+                self.done["outages"] += 1
+                outage = now + OUTAGE_SECONDS
             elif now > sampled:
                 self.sample(now - began)
                 sampled = now + SAMPLE_SECONDS
             time.sleep(0.1)
         self.outages.end()
-
-    def harm(self, slot: Slot, now: float) -> None:
-        if not slot.alive:
-            if slot.process.poll() != -signal.SIGKILL:
-                self.ended.append(f"{slot.kind} ended by itself, {slot.process.poll()}")
-            slot.restart()
-        elif slot.resume_at is not None:
-            if now > slot.resume_at:
-                slot.thaw()
-        elif now > slot.next_fault:
-            if random.random() < 0.2:
-                slot.freeze(8.0)
-            else:
-                slot.kill()
-                self.kills += 1
 
     def sample(self, seconds: float) -> None:
         """Note what the processes and the disk hold now."""
@@ -188,11 +165,6 @@ class Soak:
             if time.monotonic() > deadline:
                 raise SystemExit(f"not drained: {stats}")
             time.sleep(0.5)
-
-    def end(self) -> None:
-        self.enough.set()
-        self.stop.set()
-        end([*self.living.values(), *self.victims])
 
 
 def _sizes(path: Path) -> Iterator[int]:
@@ -258,8 +230,9 @@ def main() -> int:
         latencies = latency(notes, began, soak.seconds)
         counts = {"published": len(journals(notes, "published")), "lost": len(lost)}
     wrong = [f"{len(lost)} messages were not delivered"] if lost else []
-    wrong += soak.ended
-    figures: dict[str, Any] = {**counts, "kills": soak.kills, "outages": soak.outages_seen}
+    wrong += soak.failed
+    harms = ("kills", "freezes", "interrupts", "outages")
+    figures: dict[str, Any] = counts | {name: soak.done[name] for name in harms}
     for points in (soak.samples, latencies):
         for name in sorted({name for point in points for name in point} - {"x"}):
             figures[name] = round(growth(points, name), 3)
