@@ -114,6 +114,19 @@ def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
     assert [(level.priority, level.ready) for level in group.priorities()] == [(4, 1), (0, 1)]
 
 
+def test_a_priority_is_as_old_as_its_first_message(clock: ManualClock) -> None:
+    for lanes in (0, LANES):
+        queue = memory_queue(clock, lanes=lanes)
+        queue.publish([Message("x", key=key_in(3))] * 2)
+        clock.advance(10)
+        queue.publish(Message("y", key=key_in(3)))
+        group = queue.group("g")
+        group.lease("w", max_messages=2)
+        (zero,) = group.priorities()
+        assert (zero.priority, zero.ready, zero.leased) == (0, 1, 2)
+        assert zero.oldest_age >= timedelta(seconds=9)
+
+
 def test_files_of_foreign_writers_are_counted(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "q", lanes=LANES, order="key")
     keys = [key_in(3), key_in(5), key_in(3), None]
