@@ -15,12 +15,12 @@ import pytest
 from faulty_store import AFTER, RESET, FaultyStore
 from support.byte_store import ByteStore, Call
 from support.clocks import MachineClocks
-from support.handles import again, housekeep, index_commits, lease
+from support.handles import again, lease
 from support.machines import end_requests
 from support.marks import slow_but
 from support.stores import RemoteStore
 from support.story import story
-from support.tables import checkpoint, ledgers_of, messages_of
+from support.tables import ledgers_of
 
 from spark_mq import Queue
 from spark_mq.storage.delegated_commands import FOLDER, LOOK_EVERY
@@ -141,34 +141,6 @@ def test_a_publish_lands_once_and_behind_what_others_have_published(
     lease = queue.group().lease("w", max_messages=10)
     assert [m.value for m in lease.messages] == [b"a", b"b", b"c"]
     assert late.last_producer_sequence("p") == 1
-
-
-def test_a_machine_that_slept_while_the_logs_were_cleaned_loses_nothing(
-    queue: Queue, late: Queue
-) -> None:
-    clocks, tables = MachineClocks(), (messages_of(late), ledgers_of(late))
-    for table in tables:
-        table.log.clock = clocks.elapsed  # type: ignore[attr-defined]
-    for value in "abc":
-        late.publish(value)
-    held = late.group().lease("w", max_messages=1)
-    assert held is not None
-    for _ in range(3):
-        held.extend()
-    for number in range(6):
-        queue.publish(f"theirs {number}")
-        other = queue.group("other").lease("w", max_messages=1)
-        other.ack()
-    index_commits(queue)
-    for table in tables:
-        checkpoint(table)
-    housekeep(queue, keep_versions=0, keep_seconds=0.0)
-    clocks.move(3600.0, 3600.0)
-    assert late.publish("mine").version == 10
-    assert held.ack().settled == 1
-    assert queue.group().stats().acked == 1
-    fresh = queue.group("fresh").lease("w", max_messages=100)
-    assert fresh.messages[-1].value == b"mine"
 
 
 def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(remote: RemoteStore) -> None:

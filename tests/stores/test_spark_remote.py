@@ -5,9 +5,7 @@ Also where the store fails or lags.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,18 @@ from typing import Any
 import pytest
 from faulty_store import AFTER, BEFORE, RESET, SLOW, FaultyStore
 from support.checker import check_queue
-from support.harness import Stream, finish, make_queue, numbered, start, values
+from support.harness import (
+    Stream,
+    finish,
+    look,
+    make_queue,
+    numbered,
+    publish,
+    start,
+    storage_options,
+    values,
+)
+from support.marks import slow
 from support.stores import RemoteStore
 from support.tables import context_of, messages_of
 
@@ -24,7 +33,6 @@ from spark_mq import Queue, errors
 pytestmark = pytest.mark.spark
 
 ROWS = 40
-ROOT = Path(__file__).resolve().parents[2]
 
 HANDLER = """
 def process(batch, lease):
@@ -37,19 +45,13 @@ def queue(remote: RemoteStore) -> Queue:
     return make_queue(remote.new_path(), storage_options=remote.options)
 
 
-def spark_options(queue: Queue, proxy: FaultyStore | None = None) -> dict[str, str]:
-    """The queue's storage options, as Spark takes them; through a proxy."""
-    options = context_of(queue).storage_options if proxy is None else proxy.options
-    return {f"storageOptions.{name}": value for name, value in options.items()}
-
-
 def through(queue: Queue, proxy: FaultyStore) -> Queue:
     return Queue.open(queue.path, storage_options=proxy.options)
 
 
-def publish(spark: Any, queue: Queue, options: dict[str, str]) -> None:
+def publish_rows(spark: Any, queue: Queue) -> None:
     rows = spark.range(ROWS, numPartitions=2).selectExpr("format_string('%03d', id) AS value")
-    rows.write.format("spark_mq").mode("append").options(**options).save(queue.path)
+    publish(rows, queue.path, **storage_options(queue))
 
 
 def check(queue: Queue) -> None:
@@ -64,19 +66,12 @@ def check(queue: Queue) -> None:
 def test_executors_write_and_read_there_and_batches_are_settled(
     spark: Any, remote: RemoteStore, queue: Queue, tmp_path: Path
 ) -> None:
-    options = spark_options(queue)
-    publish(spark, queue, options)
+    publish_rows(spark, queue)
     queue.group("g").ensure()
-    peek = spark.read.format("spark_mq").options(**options, consumerGroup="g").load(queue.path)
+    peek = look(spark, queue, **storage_options(queue), consumerGroup="g")
     assert values(peek) == numbered(ROWS)
-    stream = Stream(
-        spark,
-        queue,
-        tmp_path / "checkpoint",
-        minPartitions="2",
-        maxMessagesPerTrigger="25",
-        **options,
-    )
+    sizes = {"minPartitions": "2", "maxMessagesPerTrigger": "25"}
+    stream = Stream(spark, queue, tmp_path / "checkpoint", **sizes)
     seen: list[str] = []
 
     def process(batch: Any, lease: Any) -> Any:
@@ -106,12 +101,12 @@ def test_a_stream_moves_messages_from_one_queue_there_to_another(
 ) -> None:
     target = make_queue(remote.new_path(), storage_options=remote.options)
     queue.publish(numbered(ROWS))
-    stream = Stream(spark, queue, tmp_path / "checkpoint", **spark_options(queue))
+    stream = Stream(spark, queue, tmp_path / "checkpoint")
     writer = (
         stream.frame()
         .select("value")
         .writeStream.format("spark_mq")
-        .options(**spark_options(target))
+        .options(**storage_options(target))
         .option("path", target.path)
     )
     finish(start(writer, stream.checkpoint))
@@ -120,23 +115,13 @@ def test_a_stream_moves_messages_from_one_queue_there_to_another(
     check(queue)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        AFTER,
-        pytest.param(BEFORE, marks=pytest.mark.slow),
-        RESET,
-        pytest.param(SLOW, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    "part", ["messages/_delta_log", pytest.param("messages/part-", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("fault", [AFTER, slow(BEFORE), RESET, slow(SLOW)])
+@pytest.mark.parametrize("part", ["messages/_delta_log", slow("messages/part-")])
 def test_a_publish_lands_once_if_the_store_fails(
     spark: Any, queue: Queue, proxy: FaultyStore, part: str, fault: str
 ) -> None:
     proxy.once(fault, "PUT", part)
-    publish(spark, queue, spark_options(queue, proxy))
+    publish_rows(spark, through(queue, proxy))
     assert proxy.met() == 1
     assert messages_of(queue).index().total == ROWS
     lease = queue.group().lease("w", max_messages=2 * ROWS)
@@ -150,14 +135,8 @@ def drain(spark: Any, queue: Queue, proxy: FaultyStore, home: Path) -> None:
     """
     queue.publish(numbered(ROWS))
     seen: list[str] = []
-    stream = Stream(
-        spark,
-        through(queue, proxy),
-        home,
-        maxMessagesPerTrigger="16",
-        minPartitions="2",
-        **spark_options(queue, proxy),
-    )
+    sizes = {"maxMessagesPerTrigger": "16", "minPartitions": "2"}
+    stream = Stream(spark, through(queue, proxy), home, **sizes)
 
     def process(batch: Any, lease: Any) -> None:
         seen.extend(values(batch))
@@ -179,43 +158,17 @@ def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
 
 @pytest.mark.only_on("versitygw")
 def test_credentials_come_from_the_environment_of_the_driver(
-    remote: RemoteStore, queue: Queue, tmp_path: Path
+    remote: RemoteStore, queue: Queue, tmp_path: Path, run_worker: Callable[..., str]
 ) -> None:
     """A job as people start it: neither the queue's path nor an option holds a secret, and its
     executors have them all the same.
     """
     queue.publish(numbered(ROWS))
     (tmp_path / "mine.py").write_text(HANDLER)
-    command = [
-        sys.executable, ROOT / "jobs" / "worker.py", "--queue", queue.path, "--group", "g",
-        "--handler", "mine:process",
-        "--checkpoint", tmp_path / "checkpoint", "--trigger", "available-now",
-    ]  # fmt: skip
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    conf = (
-        tmp_path / "conf"
-    )  # none: not the Delta packages of the repository's, which this needs none of
-    conf.mkdir()
-    environment = {
-        **os.environ,
-        **context_of(queue).storage_options,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": paths,
-        "SPARK_CONF_DIR": str(conf),
-    }
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3_000:]
+    said = run_worker(["--queue", queue.path], context_of(queue).storage_options)
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead) == (ROWS - 1, 1)
-    assert remote.secret not in done.stdout + done.stderr
+    assert remote.secret not in said
 
 
 def test_a_store_that_refuses_is_reported_without_the_secret(

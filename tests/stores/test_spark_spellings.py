@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Death, finish, make_queue, numbered, start, values
+from support.harness import Death, finish, make_queue, numbered, start, storage_options, values
 from support.stores import RemoteStore
 
 from spark_mq import Queue
@@ -20,7 +17,6 @@ from spark_mq.spark import for_each_batch
 
 pytestmark = pytest.mark.spark
 
-ROOT = Path(__file__).resolve().parents[2]
 HANDLER = "def process(batch, lease):\n    assert batch.count()\n"
 
 
@@ -39,7 +35,7 @@ def spelled(remote: RemoteStore, paths: Sequence[str]) -> list[str]:
 
 
 def frame(spark: Any, remote: RemoteStore, paths: Sequence[str]) -> Any:
-    options = {f"storageOptions.{name}": value for name, value in remote.options.items()}
+    options = storage_options(Queue.open(paths[0], storage_options=remote.options))
     path = paths[0] if len(paths) == 1 else json.dumps(paths)
     return spark.readStream.format("spark_mq").options(**options, consumerGroup="g").load(path)
 
@@ -113,7 +109,7 @@ def test_a_list_that_names_one_queue_in_two_spellings_is_refused(
 def test_the_sink_and_a_read_take_each_spelling(spark: Any, remote: RemoteStore) -> None:
     path = remote.new_path()
     (queue,) = make(remote, [path])
-    options = {f"storageOptions.{name}": value for name, value in remote.options.items()}
+    options = storage_options(queue)
     once = {**options, "producerId": "p", "producerSequence": "1"}
     rows = spark.createDataFrame([("once",)], "value string")
     for text in remote.spellings(path):
@@ -124,30 +120,19 @@ def test_the_sink_and_a_read_take_each_spelling(spark: Any, remote: RemoteStore)
 
 
 @pytest.mark.slow
-def test_a_job_continues_under_another_spelling(remote: RemoteStore, tmp_path: Path) -> None:
+def test_a_job_continues_under_another_spelling(
+    remote: RemoteStore, tmp_path: Path, run_worker: Callable[..., str]
+) -> None:
     paths = [remote.new_path(), remote.new_path()]
     queues = make(remote, paths)
     (tmp_path / "mine.py").write_text(HANDLER)
-    (tmp_path / "conf").mkdir()  # without the packages of the repository's
-    environment = {
-        **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "SPARK_CONF_DIR": str(tmp_path / "conf"),
-    }
-    pairs = [f"{name}={value}" for name, value in remote.options.items()]
+    options = [
+        word
+        for name, value in remote.options.items()
+        for word in ("--storage-option", f"{name}={value}")
+    ]
     for texts in (paths, spelled(remote, paths)):
         for queue in queues:
             queue.publish(["a"])
-        command = [
-            sys.executable, ROOT / "jobs" / "worker.py", "--group", "g", "--handler",
-            "mine:process", "--checkpoint", tmp_path / "checkpoint", "--trigger", "available-now",
-            *(word for text in texts for word in ("--queue", text)),
-            *(word for pair in pairs for word in ("--storage-option", pair)),
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3_000:]
+        run_worker([*options, *(word for text in texts for word in ("--queue", text))], {})
     assert [queue.group("g").stats().acked for queue in queues] == [2, 2]
