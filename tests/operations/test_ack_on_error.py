@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 from support.having import having
-from support.queues import Make
+from support.working import fail
 
 from spark_mq import Lease, Queue, ReceivedMessage, Retry
-
-
-def _fail(_: Any) -> None:
-    raise ValueError("no matter")
 
 
 @pytest.mark.parametrize(("mode", "failed"), [("batch", 1), ("message", 2)])
@@ -21,10 +17,10 @@ def test_a_failed_handlers_messages_are_acked(
 ) -> None:
     queue.publish(["a", "b"])
     group = queue.group()
-    summary = group.work(_fail, mode=mode, on_error="ack", max_messages=2, until="settled")
+    summary = group.work(fail, mode=mode, on_error="ack", max_messages=2, until="settled")
     assert summary == having(settled=2, nacked=0, rejected=0, failed=failed)
     assert group.stats() == having(acked=2, dead=0, ready=0, delayed=0)
-    assert "no matter" in caplog.text, "the error is in the log"
+    assert "boom" in caplog.text, "the error is in the log"
     despite = "2 messages acked despite the error: 2 dropped" in caplog.text
     assert despite == (mode == "batch")
 
@@ -45,20 +41,7 @@ def test_a_decision_goes_before(queue: Queue) -> None:
     def handle(message: ReceivedMessage) -> None:
         if message.text == "later":
             raise Retry(delay="1h")
-        raise ValueError("no matter")
+        raise ValueError("boom")
 
     queue.group().work(handle, mode="message", on_error="ack", until="empty")
     assert queue.group().stats() == having(delayed=1, acked=1)
-
-
-def test_an_ack_after_a_success_still_closes_the_breaker(make: Make) -> None:
-    queue = make(breaker_threshold=3)
-    queue.publish(["a", "b", "c", "d", "e"])
-    handlers = [_fail, _fail, lambda _: None, _fail, _fail]
-
-    def handle(lease: Lease) -> None:
-        handlers.pop(0)(lease)
-
-    queue.group().work(handle, mode="batch", on_error="ack", until="empty")
-    assert handlers == []
-    assert queue.group().stats().breaker == "closed"

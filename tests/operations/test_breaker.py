@@ -11,15 +11,11 @@ from typing import Any
 import pytest
 from support.handles import again, lease, until
 from support.tables import on_commands
-from support.working import working
+from support.working import drain, fail, working
 
 from spark_mq import ConsumerGroup, Lease, Queue, WorkSummary
 from spark_mq.errors import GroupNotFound
 from spark_mq.testing import ManualClock, next_due
-
-
-def typo(_: Lease) -> None:
-    raise KeyError("ammount")
 
 
 def numbers(queue: Queue, count: int = 100) -> Sequence[int]:
@@ -32,23 +28,6 @@ def broken(queue: Queue) -> Sequence[int]:
     for _ in range(5):
         lease(queue, 1).nack(error="KeyError: 'ammount'")
     return sequences[:5]
-
-
-def test_stats_and_errors_show_state_cause_and_next_trial(queue: Queue, clock: ManualClock) -> None:
-    broken(queue)
-    stats = queue.group().stats()
-    trial = f"{clock() + timedelta(seconds=10):%Y-%m-%d %H:%M:%S}Z"
-    assert stats.breaker == "open"
-    for part in (
-        "5 leases failed in a row",
-        "KeyError: 'ammount'",
-        f"next trial is at {trial}",
-        "set breaker_threshold=None",
-    ):
-        assert part in stats.blocked_because
-    (problem,) = [problem for problem in queue.health().problems if problem.check == "blocked"]
-    assert "set breaker_threshold=None" in problem.text
-    assert queue.group().lease("w", wait="10ms") is None
 
 
 def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
@@ -74,7 +53,7 @@ def test_on_error_reject_and_ack_end_the_leases_that_open_the_breaker(
 ) -> None:
     """A nack retries them. These end them at once, so a bug costs five whole leases."""
     numbers(queue, 200)
-    queue.group().work(typo, mode="batch", on_error=on_error, max_messages=20, until="empty")
+    drain(queue, fail, mode="batch", on_error=on_error, max_messages=20)
     stats = queue.group().stats()
     assert (stats.breaker, stats.unread, stats.dead + stats.acked) == ("open", 100, 100)
 

@@ -49,6 +49,7 @@ def test_five_leases_of_different_messages_that_fail_in_a_row_open_it():
     assert why.startswith("breaker open since 1970-01-01 00:16:40Z: 5 leases failed in a row")
     assert "no column ammount" in why
     assert "next trial is at 1970-01-01 00:16:50Z" in why
+    assert why.endswith("set breaker_threshold=None")
 
 
 def test_leases_that_expire_for_the_second_time_open_it_too():
@@ -75,6 +76,7 @@ def test_a_deployment_that_kills_many_leases_does_not_open_it():
     ("verb", "messages", "more", "failed"),
     [
         (ACK, 2, {}, 0),
+        (ACK, 2, {"handler_failed": True}, 5),
         (REJECT, 2, {}, 0),
         (REJECT, 2, {"handler_failed": True}, 5),
         (REJECT, 2, {"reason": "payload unreadable"}, 4),
