@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore
-from support.handles import Killed, again, die, lease
+from support.handles import Killed, die, lease
 from support.queues import Make
 from support.tables import ledgers_of, messages_of
 
@@ -223,16 +223,6 @@ def test_a_table_with_features_that_an_engine_cannot_handle(
     commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
     error = refused(errors.UnsupportedTable, lambda: Queue.open(queue.path), str(path), feature)
     assert error.path == str(path)
-
-
-# -- settings
-
-
-@pytest.mark.parametrize("value", ["a", "A-b_c.9", "x" * 128, "_x", "null", "1"])
-def test_good_names(queue: Queue, value: str) -> None:
-    assert len(lease(queue, group=value)) == 2
-    assert value in queue.groups()
-    assert again(queue).group(value).stats().leased == 2
 
 
 # -- settling
