@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.handles import side_by_side
 from support.having import having
-from support.tables import group_ledger_of
 
-from spark_mq import Lease, Message, Queue, ReceivedMessage
+from spark_mq import Lease, Message, Queue
 
 
 def publish(queue: Queue, messages: int, *keys: str) -> None:
@@ -55,31 +52,6 @@ def test_a_limit_by_key_is_shown_and_waited_for(queue: Queue) -> None:
     assert keys_of(group.lease("w", max_messages=100)) == {"c": 1}
     first.ack()
     assert keys_of(group.lease("w", max_messages=100)) == {"a": 2, "b": 2}
-
-
-@pytest.mark.parametrize("order", ["none", "fair"])
-def test_eight_workers_never_have_more_of_a_key_than_its_limit(queue: Queue, order: str) -> None:
-    queue.group("g").configure(order=order, max_in_flight_per_key=3)
-    publish(queue, 40, "a", "b", "c", "d", "e")
-    lock, running = threading.Lock(), Counter[str | None]()
-    most, seen = Counter[str | None](), list[int]()
-
-    def handle(message: ReceivedMessage) -> None:
-        with lock:
-            running[message.key] += 1
-            most[message.key] = max(most[message.key], running[message.key])
-            seen.append(message.sequence)
-        group_ledger_of(queue.group("g")).current()  # takes a moment
-        with lock:
-            running[message.key] -= 1
-
-    def run() -> None:
-        group = Queue.open(queue.path).group("g")
-        group.work(handle, mode="message", threads=2, until="settled")
-
-    side_by_side(run)
-    assert len(seen) == len(set(seen)) == 200
-    assert max(most.values()) <= 3
 
 
 @pytest.mark.parametrize("until", ["empty", "settled"])

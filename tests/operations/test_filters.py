@@ -207,10 +207,3 @@ def test_what_another_thread_finds_meanwhile_is_not_taken_for_known(
     monkeypatch.setattr(selection.WalkFilter, "runs", runs)
     assert take(group) == ["eu-1"]
     assert other.stats().acked == 1
-
-
-def test_groups_of_one_process_have_their_own_filters(queue: Queue, group: ConsumerGroup) -> None:
-    us = queue.group("us")
-    us.configure(filter="key_prefix=us-")
-    publish(queue, "us-1", "eu-1")
-    assert (take(us), take(group)) == (["us-1"], ["eu-1"])
