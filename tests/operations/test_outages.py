@@ -352,7 +352,8 @@ def test_workers_wait_out_any_outage(
             outage.begin(*where)
 
     outage.begin(*where)
-    with working(queue, handle, on_error="reject", max_messages=2):
+    options = {"on_error": "reject", "max_lease_duration": "30d"}
+    with working(queue, handle, max_messages=2, **options):
         for handled in (0, 2):
             until(lambda: clock.advance("10s") or outage.on)
             for _ in range(12):
