@@ -30,20 +30,6 @@ def test_a_lease_over_several_commits_has_nothing_left_once_each_message_is_sett
     assert ledgers_of(queue).version() == before
 
 
-def test_a_lease_over_several_commits_that_another_worker_has_got_is_lost(queue: Queue) -> None:
-    for _ in range(2):
-        queue.publish(["a", "b"])
-    held = lease(queue, 4)
-    held.ack([held.messages[0].sequence, held.messages[3].sequence])
-    queue.group().discard([m.sequence for m in held.messages[1:3]], force=True)
-    assert held.ack() == SettleResult(0, already_settled=2)
-    queue.publish(["c"])
-    other = leased(queue, "d", count=2)
-    queue.group().seek("earliest")
-    with pytest.raises(LeaseLost):
-        other.ack()
-
-
 def three(queue: Queue) -> tuple[Any, ...]:
     """Three leases of two messages each, and their sequences."""
     receipt = queue.publish([Message(str(n), message_id=f"id-{n % 4}") for n in range(6)])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from support.handles import archive, killed, lease, route
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue, SettleResult
-from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.errors import LeaseLost
 from spark_mq.testing import ManualClock
 
 VERBS = ("ack", "nack", "reject", "release")
@@ -184,26 +183,3 @@ def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
     with pytest.raises(LeaseLost) as caught:
         group.ack({done.lease_id: None, "no-such-lease": None})
     assert caught.value.data["lease_id"] == "no-such-lease"
-
-
-@pytest.mark.parametrize("verb", [*VERBS, "extend"])
-def test_a_lease_that_never_was_holds_nothing(case: Case, verb: str) -> None:
-    check("gone", lambda: getattr(case.queue.group(), verb)("no-such-lease"), 0)
-    other = case.queue.group("other").ensure()
-    with pytest.raises(LeaseLost) as caught:
-        getattr(other, verb)(case.lease.lease_id)
-    assert caught.value.data["lease_id"] == case.lease.lease_id
-
-
-@pytest.mark.parametrize("verb", [*VERBS, "extend"])
-def test_messages_that_were_never_in_the_lease_or_anywhere_are_lost(case: Case, verb: str) -> None:
-    settle, (other, _, last) = (
-        partial(getattr(case.queue.group(), verb), case.lease.lease_id),
-        case.sequences,
-    )
-    (unread,) = case.queue.publish(["x"]).sequences
-    lost = {other: "leased by", unread: "unread", last + 1: "no message"}
-    for sequence, why in lost.items():
-        check(f"lost {why}", partial(settle, sequences=[sequence]), sequence)
-    with pytest.raises(InvalidOption):
-        settle(sequences=[-1])
