@@ -30,13 +30,18 @@ def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
     assert states(queue) == {"acked": 7, "dropped": 3}
 
 
-def test_messages_are_named_by_id_or_key(queue: Queue) -> None:
+def test_messages_are_named_by_id_or_key_and_routed_with_a_reason(queue: Queue) -> None:
     queue.publish([Message("a", key="k"), Message("b", message_id="one"), Message("c", key="k")])
     group = queue.group().ensure()
     assert group.dead_letter(key="k", reason="wrong customer") == 2
     assert group.discard(message_id=["one"]) == 1
     assert states(queue) == {"dead": 2, "dropped": 1}
     assert [failure.error for failure in group.last_errors()] == ["wrong customer"]
+    assert group.dead_letter(key="k") == 0
+    assert route(group) == 2
+    for letter in lease(queue.dead_letters).messages:
+        assert letter.headers["spark_mq.reason"] == "requested"
+        assert letter.headers["spark_mq.error"] == "wrong customer"
 
 
 @pytest.mark.parametrize("state", ["dead", "delayed"])
@@ -71,18 +76,6 @@ def test_a_change_of_a_settled_message_does_nothing(queue: Queue, change: str, f
     assert [getattr(group, change)(**one) for one in named] == [0, 0, 0]
     with pytest.raises(InvalidOption, match="no message"):
         getattr(group, change)(message_id="three")
-
-
-def test_a_dead_lettered_message_is_routed_with_its_reason(queue: Queue) -> None:
-    s = queue.publish(["a", "b"]).sequences
-    group = queue.group().ensure()
-    assert group.dead_letter(s[0], reason="by request") == 1
-    assert group.dead_letter(s[0]) == 0
-    assert route(group) == 1
-    (letter,) = lease(queue.dead_letters).messages
-    assert letter.value == b"a"
-    assert letter.headers["spark_mq.reason"] == "requested"
-    assert letter.headers["spark_mq.error"] == "by request"
 
 
 def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) -> None:

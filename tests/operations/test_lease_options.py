@@ -101,13 +101,6 @@ def test_a_lease_of_named_messages_holds_these_and_no_others(make: Callable[...,
     assert queue.group().stats().leased == 5
 
 
-def test_retry_now_makes_delayed_messages_due_for_a_named_lease(queue: Queue) -> None:
-    later, _ = queue.publish([Message("later", deliver_at="1h"), "now"]).sequences
-    assert _leased(queue, sequences=[later]) == []
-    assert queue.group().retry_now(later) == 1
-    assert _leased(queue, sequences=[later]) == [later]
-
-
 def test_a_wait_for_named_messages_ends_when_they_are_published(queue: Queue) -> None:
     first, _ = queue.publish(["a", "b"]).sequences
     wanted, group = range(first + (1 << 32), first + (1 << 33)), queue.group()
