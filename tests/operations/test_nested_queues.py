@@ -13,9 +13,12 @@ from deltalake import write_deltalake
 from spark_mq import Queue, errors
 
 
-@pytest.mark.parametrize("inner", ["inner", "a/b/inner", "messages/inner", "history", "leases"])
+@pytest.mark.parametrize(
+    "inner", ["inner", "a/b/inner", "messages/inner", "history", "leases", "../link/inner"]
+)
 def test_a_queue_within_another_is_refused(tmp_path: Path, inner: str) -> None:
     queue = Queue.create(tmp_path / "events")
+    (tmp_path / "link").symlink_to(tmp_path / "events" / "messages")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(errors.NotAQueue, match=re.escape(queue.path)):
         Queue.create(tmp_path / "events" / inner)
@@ -23,14 +26,6 @@ def test_a_queue_within_another_is_refused(tmp_path: Path, inner: str) -> None:
     assert Queue.find_all(tmp_path) == [queue.path]
     queue.drop("events")
     assert not (tmp_path / "events").exists()
-
-
-def test_a_link_into_a_queue_is_refused_too(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "events")
-    (tmp_path / "link").symlink_to(tmp_path / "events")
-    with pytest.raises(errors.NotAQueue, match="lies within the queue"):
-        Queue.create(tmp_path / "link" / "inner")
-    assert Queue.find_all(tmp_path / "events") == [queue.path]
 
 
 def test_dead_letters_may_lie_within_their_queue(tmp_path: Path) -> None:
@@ -56,14 +51,6 @@ def test_a_table_named_messages_makes_no_queue_of_its_folder(
     rows = pa.table({"id": [1]})
     write_deltalake(tmp_path / "folder" / "messages", rows, description=description)
     assert Queue.create(tmp_path / "folder" / "inner").path == str(tmp_path / "folder" / "inner")
-
-
-@pytest.mark.parametrize("inner", ["inner", "history", "a/b/inner"])
-def test_a_queue_around_others_is_refused(tmp_path: Path, inner: str) -> None:
-    queue = Queue.create(tmp_path / "team" / inner)
-    with pytest.raises(errors.NotAQueue):
-        Queue.create(tmp_path / "team")
-    assert Queue.find_all(tmp_path) == [queue.path]
 
 
 def test_a_queue_whose_tables_are_gone_is_created_around_its_dead_letters(tmp_path: Path) -> None:
