@@ -21,9 +21,9 @@ from support.limits import Limits
 from support.queues import Make
 from support.readers import reads_beside_a_writer
 from support.rule_variants import first, rule_variant
-from support.tables import checkpoint, commit_file, last_checkpoint, ledgers_of
+from support.tables import checkpoint, last_checkpoint, ledgers_of
 
-from spark_mq import Queue, errors
+from spark_mq import Queue
 from spark_mq.delta.actions import AddFile
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
@@ -125,16 +125,6 @@ def test_no_file_of_a_small_ledger_is_read(queue: Queue) -> None:
     assert [m.value for m in lease(fresh, 10).messages] == [b"%d" % n for n in range(5, 10)]
 
 
-def test_a_large_ledger_is_in_its_file_only(queue: Queue, limits: Limits) -> None:
-    limits(tag_bytes=500)
-    held = lease(queue, 10)
-    held.ack([m.sequence for m in held.messages][::2])
-    assert [LEDGER_TAG in file.tags for file in added(queue)] == [False]
-    newest(queue).unlink()
-    with pytest.raises(errors.CorruptLog, match="'default' cannot be read"):
-        again(queue).group().stats()
-
-
 def test_a_large_ledger_becomes_small_and_large_again(queue: Queue, limits: Limits) -> None:
     """As with processes of 0.1.0 and later ones on one queue."""
     for limit in (0, 16_384, 0, 16_384):
@@ -186,17 +176,6 @@ def test_the_tags_of_other_groups_are_not_parsed(queue: Queue) -> None:
 
 
 # -- other engines
-
-
-def test_a_checkpoint_of_delta_rs_keeps_the_ledgers(queue: Queue) -> None:
-    lease(queue, 3)
-    ledgers = ledgers_of(queue)
-    DeltaTable(ledgers.path).create_checkpoint()
-    for version in range(last_checkpoint(ledgers)):
-        commit_file(ledgers.path, version).unlink()
-    for path in files_of(queue):
-        path.unlink()
-    assert again(queue).group().stats().leased == 3
 
 
 @pytest.mark.parametrize("reads", [100, pytest.param(500, marks=pytest.mark.slow)])
