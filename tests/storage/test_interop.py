@@ -517,36 +517,6 @@ def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: 
     assert drain(again(queue)) == [b"a", b"b", b"other"]
 
 
-def test_a_broken_checkpoint_is_named(
-    queue: Queue, caplog: pytest.LogCaptureFixture, limits: Limits
-) -> None:
-    limits(sweep_interval=0)  # each sweep reads the last checkpoint
-    for value in "abc":
-        queue.publish(value)
-        checkpoint(messages_of(queue))
-    log = Path(messages_of(queue).path, "_delta_log")
-    (log / "_last_checkpoint").write_text("not JSON")
-    assert queue.sweep().indexed_commits == 4, "that one is only a hint"
-    (log / "00000000000000000003.checkpoint.parquet").write_bytes(b"PAR1garbage")
-    named = r"00000000000000000003\.checkpoint\.parquet.*remove it"
-    with pytest.raises(errors.CorruptLog, match=named):
-        queue.sweep()
-    (log / "_last_checkpoint").write_text('{"version": 3}')
-    assert again(queue).stats()["published"] == 3, "all commits are there"
-    assert "checkpoint _delta_log/00000000000000000003.checkpoint.parquet" in caplog.text
-    (log / "_last_checkpoint").unlink()
-    good = entry(queue, 0).read_bytes()
-    entry(queue, 0).unlink()
-    for name in ("00000000000000000001", "00000000000000000002"):
-        (log / f"{name}.checkpoint.parquet").unlink()
-    with pytest.raises(errors.CorruptLog, match=named):
-        again(queue)
-    entry(queue, 0).write_bytes(good)
-    (log / "00000000000000000003.checkpoint.parquet").unlink()
-    assert drain(again(queue)) == [b"a", b"b", b"c"]
-    queue.sweep()
-
-
 def break_pages(path: Path) -> None:
     """Write a file again in snappy pages, of which the first one is no snappy."""
     sink = pa.BufferOutputStream()

@@ -202,7 +202,9 @@ BROKEN: dict[str, Callable[[pa.Table], pa.Table]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_checkpoint_that_is_none_is_passed_over_or_named(store: ObjectStore, broken: str) -> None:
+def test_a_checkpoint_that_is_none_is_passed_over_or_named(
+    store: ObjectStore, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
     other(store, change("one", txns=[("app", 1)]))
     write_checkpoint(store)
     path = rewrite_checkpoint(store, BROKEN[broken])
@@ -212,9 +214,20 @@ def test_a_checkpoint_that_is_none_is_passed_over_or_named(store: ObjectStore, b
         data[page : page + 5] = b"\xff" * 5
         store.write(path, bytes(data))
     assert paths(DeltaLog(store)) == {"part=a/one.parquet"}
+    assert f"checkpoint {path} of" in caplog.text
     store.delete(log_path(0))
     with pytest.raises(CorruptLog, match=r"checkpoint .* cannot be read"):
         DeltaLog(store).refresh()
+
+
+def test_a_file_in_the_place_of_the_last_checkpoint_is_named_by_the_next(
+    store: ObjectStore,
+) -> None:
+    other(store, change("one"))
+    write_checkpoint(store)
+    store.write(checkpoint_path(1), b"PAR1garbage")
+    with pytest.raises(CorruptLog, match=r"1\.checkpoint\.parquet .* cannot be read.*remove it"):
+        write_checkpoint(store)
 
 
 def rewrite_checkpoint(store: ObjectStore, change: Callable[[pa.Table], pa.Table]) -> str:
