@@ -266,12 +266,6 @@ def test_an_endpoint_that_an_emulator_would_ignore_is_refused(
     assert caught.value.option.endswith(named)
 
 
-def test_an_emulator_without_an_endpoint_and_an_endpoint_without_one_are_fine() -> None:
-    assert store_options("az", {"use_emulator": "true"}).config == {"use_emulator": "true"}
-    both = {"use_emulator": "false", "endpoint": "http://h"}
-    assert store_options("az", both).config == both
-
-
 def test_an_account_that_the_path_does_not_name_is_refused() -> None:
     """Obstore would use that of the option, and delta-rs that of the path."""
     root = "abfss://c@a.dfs.core.windows.net/q"
@@ -359,6 +353,7 @@ def test_a_server_with_tls_or_an_allowed_one_is_fine() -> None:
         ("s3", {"endpoint": "https://h"}, {"AWS_ENDPOINT_URL": "http://other"}, "https://h"),
         ("s3", {}, {"AWS_ENDPOINT_URL": "http://h", "AWS_ALLOW_HTTP": "true"}, "http://h"),
         ("az", {"use_emulator": "true"}, {}, None),
+        ("az", {"use_emulator": "false", "endpoint": "https://h"}, {}, "https://h"),
     ):
         config = store_options(scheme, options, around).config
         assert config.get("endpoint") == endpoint
