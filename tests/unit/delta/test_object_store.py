@@ -42,19 +42,6 @@ def test_a_loop_of_links_is_out_of_reach_and_not_missing(store: ObjectStore) -> 
         assert not isinstance(caught.value, FileNotFoundError)
 
 
-def test_a_name_that_no_disk_holds_is_a_missing_file(store: ObjectStore) -> None:
-    store.write("file", b"")
-    for path in ("x" * 300, "x" * 5_000, "a/" * 3_000 + "f"):
-        for method in (store.read, store.open):
-            with pytest.raises(FileNotFoundError):
-                method(path)
-        assert not store.exists(path)
-        assert store.stat(path) is None
-        assert store.list(path) == []
-        store.delete(f"{path}/below")
-    assert names(store) == ["file"]
-
-
 def test_a_file_that_vanishes_during_a_listing_is_left_out(store: ObjectStore) -> None:
     store.write("a", b"")
     os.symlink("nowhere", join(store.root, "b"))  # listed, but without a file behind it
@@ -80,15 +67,6 @@ def test_empty_folders_behind_a_link_out_of_the_root_stay(
     store.delete_empty_folders(["link", "link/empty", "inside"])
     assert (tmp_path / "outside" / "empty").is_dir()
     assert not Path(store.root, "inside").exists()
-
-
-def test_a_child_shares_options_and_durability(tmp_path: Path, recording: Recording) -> None:
-    parent = ObjectStore(str(tmp_path), {"a": "b"}, durable=False)
-    child = parent.child("sub/folder")
-    child.write("file", b"1")
-    assert (child.options, child.durable) == ({"a": "b"}, False)
-    assert "replace" in recording.steps
-    assert recording.syncs == 0
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
