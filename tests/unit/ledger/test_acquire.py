@@ -76,9 +76,6 @@ def test_max_in_flight_cuts_a_lease_to_what_fits_then_says_why():
     assert group.lease("c", 3) == [5]
 
 
-# -- Trigger.AvailableNow, sizes
-
-
 # -- bytes in flight
 
 

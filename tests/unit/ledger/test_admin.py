@@ -6,8 +6,6 @@ from support.ledger_group import Group, seek
 
 from spark_mq.ledger.settle import ACK, NACK
 
-# -- seek
-
 
 def test_a_seek_skips_all_before_and_makes_unread_all_after():
     group = Group()

@@ -251,20 +251,14 @@ def hot_files(count: int, hot: int = 40, priority: int = 0) -> list[DataFile]:
     return [file_of(version, *runs) for version in range(1, count + 1)]
 
 
-def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages() -> None:
-    group = ordered(*hot_files(100))
+@pytest.mark.parametrize(("size", "files"), [(40, 3), (25, 4)])
+def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages(size: int, files: int) -> None:
+    group = ordered(*hot_files(100, hot=size))
     group.lease("a", 200)  # of the lanes 0 and 1: half of it for the hot lane 1, in whole runs
     rows = rows_of(group, "a")
     hot = [(version, row) for version, row in rows if row >= 2]
-    assert hot == [(version, row) for version in (1, 2, 3) for row in range(2, 42)]
+    assert hot == [(version, row + 2) for version in range(1, files + 1) for row in range(size)]
     assert len(rows) == 200
-
-
-def test_a_hot_lane_gets_no_run_after_its_half_of_a_lease() -> None:
-    group = ordered(*hot_files(100, hot=25))
-    group.lease("a", 200)
-    hot = [version for version, row in rows_of(group, "a") if row >= 2]
-    assert hot == [version for version in (1, 2, 3, 4) for _ in range(25)]
 
 
 @pytest.mark.parametrize("priority", [0, 9])

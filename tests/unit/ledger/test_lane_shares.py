@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.ledger_group import Group
-from support.rule_variants import Variant, gets, instead, rule_variant
 
 from spark_mq import GroupSettings
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
@@ -291,26 +290,6 @@ def test_shares_against_weighted_queues(weights: list[float], limit: int, time: 
     for lane, weight in enumerate(weights):
         share = limit * leases * weight / sum(weights)
         assert abs(found[lane] - share) <= (2 + leases) * burst
-
-
-WRONG: list[tuple[str, Variant]] = [
-    ("LaneShares._divide", instead(lambda _, a: dict.fromkeys(a.slots, a.messages))),
-    ("LaneShares._divide", gets(messages=lambda a: a.messages // 2)),
-    ("LaneShares.full_lanes", instead(lambda _, a: 0)),
-    ("LaneShares.left", instead(lambda _, a: a.self._portions.get(a.slot, 1_000))),
-]
-
-
-@pytest.mark.parametrize(("name", "variant"), WRONG, ids=[name for name, _ in WRONG])
-def test_a_wrong_rule_is_seen(name: str, variant: Variant):
-    def check() -> None:
-        test_the_shares_follow_the_weights(100)
-        test_single_messages_go_round()
-        test_a_key_over_its_limit_delays_no_other("none")
-        test_a_failed_key_at_its_limit_does_not_hold_up_fresh_messages()
-
-    with rule_variant(name, variant), pytest.raises(AssertionError):
-        check()
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,6 @@ def test_a_suspect_keeps_its_place_before_later_messages_that_wait():
     assert leased(group, 100, 3) == [[0], [1, 2], [3, 4, 5, 6, 7, 8, 9]]
 
 
-def test_unread_messages_do_not_join_while_other_work_waits():
-    group = Group()
-    group.lease("a", 1)
-    group.lease("b", 2)
-    group.settle(RELEASE, "a")
-    group.settle(NACK, "b", delay=0)
-    assert group.lease("c", 100) == [0]
-
-
 def test_without_a_limit_a_message_that_always_fails_lets_all_others_through():
     """It is alone in each lease, so it is never a suspect, and it is at the head."""
     group = Group(messages=8, rules=limits(max_delivery_attempts=None, breaker_threshold=None))

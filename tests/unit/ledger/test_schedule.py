@@ -255,36 +255,23 @@ def _expire(queue: Queue) -> None:
     queue.group().expire()
 
 
-NOTICED = pytest.mark.parametrize("notice", [_before, _lease, _named, _expire])
-
-
-@NOTICED
-def test_expired_unread_messages_are_dead_if_the_group_says_so(
-    burying: Queue, clock: ManualClock, notice: Any
+@pytest.mark.parametrize("failed", [False, True], ids=["unread", "failed before"])
+@pytest.mark.parametrize("notice", [_before, _lease, _named, _expire])
+def test_expired_messages_are_dead_with_their_error_if_the_group_says_so(
+    burying: Queue, clock: ManualClock, notice: Any, failed: bool
 ) -> None:
     first, _ = burying.publish([Message("a", expires_at="5s"), "b"]).sequences
+    if failed:
+        lease = burying.group().lease("w")
+        lease.nack(error="no")
     clock.advance(5)
     notice(burying)
     assert counted(burying) == (1, 0, 1)
     (dead,) = burying.group().peek(state="dead")
-    assert (dead.sequence, dead.reason, dead.delivery_count) == (first, "expired", 0)
+    assert (dead.sequence, dead.reason, dead.delivery_count) == (first, "expired", int(failed))
+    assert dead.error == ("no" if failed else None)
     (place,) = burying.locate(first)
     assert (place.state, place.reason, place.outcome) == ("dead", "expired", None)
-
-
-@NOTICED
-def test_expired_messages_that_failed_before_are_dead_with_their_error(
-    burying: Queue, clock: ManualClock, notice: Any
-) -> None:
-    burying.publish([Message("a", expires_at="5s")])
-    lease = burying.group().lease("w")
-    lease.nack(error="no")
-    burying.publish(["b"])
-    clock.advance(5)
-    notice(burying)
-    assert counted(burying) == (1, 0, 1)
-    (dead,) = burying.group().peek(state="dead")
-    assert (dead.reason, dead.error, dead.delivery_count) == ("expired", "no", 1)
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend"])

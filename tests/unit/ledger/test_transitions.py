@@ -54,6 +54,3 @@ def test_a_replay_keeps_messages_near_their_failure_limit_out_of_company(failure
     assert leased > 1
     group.rules = limits(max_delivery_attempts=None, max_failures=failures)
     assert group.replay_batch("s/1/y") == (0 if alone else leased)
-
-
-# -- dead letters

@@ -120,7 +120,6 @@ COUNTS = t.MapType(t.StringType(), t.IntegerType())
     [
         ("integer", None, "the value is null"),
         ("integer", b"", "not JSON: Input data was truncated"),
-        ("integer", b'{"id": 1', "not JSON: Input data was truncated"),
         ("integer", b'{"id": 1} x', "not JSON: trailing characters (byte 11)"),
         ("integer", b'{"id": "\xff"}', "not JSON: byte 8 is not UTF-8"),
         ("double", b'{"id": NaN}', "not JSON: invalid character (byte 7)"),
@@ -129,7 +128,6 @@ COUNTS = t.MapType(t.StringType(), t.IntegerType())
         ("integer", b"null", "Expected `object`, got `null`"),
         ("integer", b"[]", "Expected `object`, got `array`"),
         ("integer", b'{"id": "1"}', "Expected `int | null`, got `str` - at `$.id`"),
-        ("integer", b'{"id": true}', "Expected `int | null`, got `bool` - at `$.id`"),
         ("integer", b'{"id": 1.0}', "Expected `int | null`, got `float` - at `$.id`"),
         ("integer", b'{"id": 2147483648}', "Expected `int` <= 2147483647 - at `$.id`"),
         ("byte", b'{"id": -129}', "Expected `int` >= -128 - at `$.id`"),
