@@ -4,13 +4,11 @@ while leases are held and streams run.
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.delta_readers import TABLES, by_protocol, make_tables, normal
-from support.handles import until
 from support.harness import Stream, configured, make_queue, values
 from support.tables import ledgers_of, messages_of
 
@@ -34,34 +32,6 @@ def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
 
 def texts(lease: Any) -> list[str]:
     return [m.value.decode() for m in lease.messages]
-
-
-@pytest.mark.delta
-@pytest.mark.slow
-def test_spark_publishes_while_workers_lease(spark: Any, queue: Queue) -> None:
-    settled: list[str] = []
-    stop = threading.Event()
-
-    def handler(lease: Any) -> None:
-        settled.extend(texts(lease))
-
-    worker = threading.Thread(
-        target=lambda: (
-            Queue.open(queue.path)
-            .group("g")
-            .work(handler, mode="batch", threads=2, stop=stop, poll_interval="20ms")
-        )
-    )
-    worker.start()
-    try:
-        for part in range(3):
-            append(spark, queue, f"{part}-a", f"{part}-b")
-        until(lambda: len(settled) >= 6, "all were settled")
-    finally:
-        stop.set()
-        worker.join()
-    assert sorted(settled) == [f"{part}-{name}" for part in range(3) for name in "ab"]
-    assert queue.group("g").stats().acked == 6
 
 
 @pytest.mark.slow

@@ -177,10 +177,11 @@ def test_a_dataframe_is_published_in_lanes_in_the_order_of_its_rows(
     index = messages_of(Queue.open(queue.path)).index()
     files = [slots for _, slots, _, _ in index.pieces_with_slots(0, index.last_sequence)]
     assert [file.is_sorted for file in files] == [True] * 3
-    found = peek(spark, queue).orderBy("sequence").collect()
+    found = peek(spark, queue).selectExpr("*", f"crc32(key) % {LANES} AS lane")
     slots: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for row in found:
+    for row in found.orderBy("sequence").collect():
         assert row.priority == int(row.value) % 3 * 4
+        assert row.lane == lane(row.key)
         slots[row.key, row.priority].append(int(row.value))
     assert sum(map(len, slots.values())) == 300
     assert all(numbers == sorted(numbers) for numbers in slots.values())
@@ -237,16 +238,6 @@ def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> No
     Stream(spark, queue, tmp_path / "c").settle_with(process)
     for way in (seen[::2], seen[1::2]):
         assert {value: priority for batch in way for value, priority in batch.items()} == expected
-
-
-@pytest.mark.slow
-def test_sql_computes_the_lane_of_a_key(spark: Any, queue: Queue) -> None:
-    publish(queue, 1)
-    rows = peek(spark, queue).selectExpr("sequence", f"crc32(key) % {LANES} AS lane").collect()
-    index = messages_of(queue).index()
-    for row in rows:
-        ((slot, _, _),) = index.slot_runs(row.sequence, row.sequence)
-        assert index.layout.lane_of(slot) == row.lane
 
 
 # -- dead letters

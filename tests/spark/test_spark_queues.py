@@ -146,14 +146,3 @@ def test_rows_that_say_nothing_of_messages_end_the_query_and_settle_nothing(
     with pytest.raises(StreamingQueryException, match=reported):
         stream.run(stream.group.for_each_batch(lambda batch, lease: batch.selectExpr(*columns)))
     assert stream.group.stats().leased == 2
-
-
-@pytest.mark.slow
-def test_a_delay_column_overrides_the_backoff_of_a_nack(stream: Stream) -> None:
-    stream.queue.publish(numbered(2))
-
-    def process(batch: Any, lease: Any) -> None:
-        lease.nack(batch.selectExpr("lease_id", "sequence", "3600 AS delay"))
-
-    stream.settle_with(process)
-    assert stream.group.stats().delayed == 2

@@ -71,12 +71,3 @@ def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(
     one.run(each, frame=one.frame().union(two.frame()))
     assert [len(ids) for ids in leases] == [2, 1]
     assert (one.group.stats().acked, two.group.stats().acked) == (3, 4)
-
-
-@pytest.mark.slow
-def test_a_union_without_for_each_batch_is_acked_on_commit(pair: tuple[Stream, Stream]) -> None:
-    one, two = pair
-    rows: list[str] = []
-    one.run(lambda batch, _: rows.extend(values(batch)), frame=one.frame().union(two.frame()))
-    assert sorted(rows) == numbered(6)
-    assert (one.group.stats().acked, two.group.stats().acked) == (3, 3)

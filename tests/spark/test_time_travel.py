@@ -60,31 +60,33 @@ def history(spark: Any, queue: Queue, name: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_spark_reads_every_kept_version_however_old(spark: Any, queue: Queue) -> None:
+def test_after_a_vacuum_spark_reads_every_kept_version_however_old_and_who_wrote_it(
+    spark: Any, queue: Queue
+) -> None:
     """Spark's own limit is the age of the commit.
 
     It must not be lower than what the sweep keeps.
     """
+    # VACUUM lists the folders in 10,000 tasks otherwise.
+    with configured(spark, "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"):
+        for name in TABLES:
+            spark.sql(f"VACUUM delta.`{queue.path}/{name}`")
     for name in TABLES:
         read(spark, queue, name, 0)
         read(spark, queue, name, version(queue, name))
-    notes = {
-        row.version: json.loads(row.userMetadata or "{}") for row in history(spark, queue, "leases")
-    }
-    for at in (5, 12, 21, 38):
-        leased = [row for row in read(spark, queue, "leases", at) if row.state == "leased"]
-        assert len(leased) == (notes[at]["operation"] == "lease")
-        assert {row.lease_id for row in leased} <= {notes[at].get("lease_id")}
-
-
-@pytest.mark.slow
-def test_describe_history_shows_who_did_what(spark: Any, queue: Queue) -> None:
     rows = history(spark, queue, "leases")
     assert [row.version for row in rows] == list(range(version(queue, "leases"), -1, -1))
-    notes = [json.loads(row.userMetadata) for row in rows if row.userMetadata]
-    leases = [note for note in notes if note["operation"] == "lease"]
+    notes = {row.version: json.loads(row.userMetadata or "{}") for row in rows}
+    for at in (5, 12, 20, 38):
+        found = read(spark, queue, "leases", at)
+        leased = [row for row in found if row.state == "leased"]
+        assert found
+        assert len(leased) == (notes[at]["operation"] == "lease")
+        assert {row.lease_id for row in leased} <= {notes[at].get("lease_id")}
+    leases = [note for note in notes.values() if note.get("operation") == "lease"]
     assert len(leases) > 10
     assert {(note["group"], note["worker_id"]) for note in leases} == {("g", "w")}
+    assert queue.group("g").stats().ready == 10
 
 
 @pytest.mark.slow
@@ -99,14 +101,3 @@ def test_a_version_that_was_cleaned_is_refused_by_name(spark: Any, queue: Queue)
     (leased,) = (r for r in read(spark, queue, "leases", latest + 1) if r.state == "leased")
     assert leased.lease_id == lease.lease_id
     assert latest + 1 in {row.version for row in history(spark, queue, "leases")}
-
-
-@pytest.mark.slow
-def test_a_vacuum_of_spark_leaves_the_kept_versions(spark: Any, queue: Queue) -> None:
-    # VACUUM lists the folders in 10,000 tasks otherwise.
-    with configured(spark, "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"):
-        for name in TABLES:
-            spark.sql(f"VACUUM delta.`{queue.path}/{name}`")
-    for at in (5, 20):
-        assert read(spark, queue, "leases", at)
-    assert queue.group("g").stats().ready == 10
