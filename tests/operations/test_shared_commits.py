@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import Injected
-from support.handles import again, history, lease, leased, once, until
+from support.handles import again, lease, leased, once, until
 from support.limits import Limits
 from support.queues import Make
 from support.rule_variants import first, instead, rule_variant
@@ -38,7 +38,6 @@ from spark_mq.errors import (
 )
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
-from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.settle import ACK, RELEASE, Settle, SettlePart
 
 pytestmark = pytest.mark.on_both_storages
@@ -252,20 +251,6 @@ def test_a_call_that_is_interrupted_while_it_waits_changes_nothing(queue: Queue)
     with piled_up(queue), interrupted, pytest.raises(KeyboardInterrupt):
         held.ack()
     assert queue.group().stats().leased == 1
-
-
-def test_what_settles_did_is_recorded_with_a_change_of_settings(queue: Queue) -> None:
-    held, before = leased(queue, "a"), version(queue)
-    with piled_up(queue) as submit:
-        submit(held.ack)
-        changed = submit(group_ledger_of(queue.group()).run, Configure({"max_in_flight": 7}))
-    assert changed.result(30).max_in_flight == 7
-    (commit,) = ledgers_of(queue).commits(before + 1, version(queue))
-    (change,) = commit.changes
-    assert change.operation == "ack+configure"
-    assert history(queue)["event"].to_pylist()[-1] == "acked"
-    group = again(queue).group()
-    assert (group.settings.max_in_flight, group.stats().acked) == (7, 1)
 
 
 # -- application transactions

@@ -90,19 +90,6 @@ def test_with_raise_the_loop_ends_with_the_error_and_the_lease_is_left(
     assert counts(queue) == {"leased": 1, "ready": 1}
 
 
-def test_what_the_handler_settled_itself_stands(queue: Queue) -> None:
-    first, second, *_ = queue.publish([str(n) for n in range(4)]).sequences
-
-    def handle(taken: Lease) -> None:
-        taken.reject([first], error="no")
-        taken.ack([second])
-        raise ValueError("the rest")
-
-    summary = drain(queue, handle, max_messages=4)
-    assert summary == having(acked=1, rejected=1, settled=2, nacked=2)
-    assert counts(queue) == {"dead": 1, "acked": 1, "delayed": 2}
-
-
 OWN_SETTLES: dict[str, tuple[dict[str, Any], str, str]] = {
     "ack": ({}, "acked", ""),
     "nack": ({"delay": "1h"}, "nacked", "nacked 2"),

@@ -190,19 +190,6 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
     assert queue.group().peek() == [left]
 
 
-def test_a_decision_that_was_raised_from_an_error_keeps_its_text(queue: Queue) -> None:
-    queue.publish("a")
-
-    def handle(_: ReceivedMessage) -> None:
-        try:
-            raise ValueError("cause")
-        except ValueError as error:
-            raise Reject from error
-
-    drain(queue, handle)
-    assert [r.error for r in group_ledger_of(queue.group()).current()] == ["ValueError: cause"]
-
-
 def test_a_delay_is_as_long_as_the_decision_says(queue: Queue, clock: ManualClock) -> None:
     queue.publish("a")
     drain(queue, lambda _: Snooze("15m"))
