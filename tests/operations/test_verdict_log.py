@@ -12,7 +12,7 @@ import pytest
 from support.queues import Make
 from support.rule_variants import gets, rule_variant
 
-from spark_mq import Lease, Queue, ReceivedMessage, Reject
+from spark_mq import Lease, Queue
 from spark_mq.testing import ManualClock
 
 
@@ -93,21 +93,6 @@ def test_a_long_error_is_cut(queue: Queue, caplog: pytest.LogCaptureFixture) -> 
     lease_and_nack = lambda lease: lease.nack(delay="1h", error="x" * 5_000)  # noqa: E731
     queue.group("g").work(lease_and_nack, mode="batch", until="empty")
     assert len(lines(caplog)[0]) < 300
-
-
-def test_a_worker_logs_its_verdicts_in_two_lines_however_many_leases_it_has(
-    queue: Queue, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue.publish([str(n) for n in range(20)])
-
-    def handler(message: ReceivedMessage) -> Reject:
-        return Reject(f"bad {message.value!r}")
-
-    queue.group("billing").work(handler, max_messages=1, until="empty")
-    first, rest = lines(caplog)
-    assert {r.levelname for r in caplog.records if r.name == "spark_mq.verdicts"} == {"WARNING"}
-    assert first == "group billing: rejected 1 (bad b'<n>' x1), dead 1"
-    assert rest.startswith("group billing: rejected 19 (bad b'<n>' x19), dead 19")
 
 
 @pytest.mark.parametrize(("mode", "held", "count"), [("message", 100, 300), ("batch", 1, 60)])
