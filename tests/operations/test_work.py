@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -118,20 +117,6 @@ def test_the_summary_and_the_log_count_what_the_handler_settles_itself(
     expected[counted] += 2
     assert summary == having(**expected, settled=expected["acked"] + expected["rejected"])
     assert logged in caplog.text
-
-
-@MODES
-def test_acked_first_a_message_is_lost_with_its_handler(queue: Queue, mode: str) -> None:
-    queue.publish(["a", "b", "c"])
-    during: list[dict[str, int]] = []
-
-    def fail(_: Any) -> None:
-        during.append(counts(queue))
-        raise ValueError("boom")
-
-    assert drain(queue, fail, mode=mode, ack="on_receive").failed == 3
-    assert during == [{"acked": 1, "ready": 2}, {"acked": 2, "ready": 1}, {"acked": 3}]
-    assert counts(queue) == {"acked": 3}
 
 
 @MODES
@@ -271,33 +256,6 @@ def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
     assert 1 <= sum(alive) <= 5
 
 
-@MODES
-def test_leases_are_extended_while_their_handlers_run(delta_queue: Make, mode: str) -> None:
-    queue = Queue.open(delta_queue(visibility_timeout="1s", clock_skew=0).path)
-    clock = context_of(queue).clock
-    queue.publish(["slow", "slow"])
-
-    def handle(_: object) -> None:
-        began = clock()
-        until(lambda: clock() - began > timedelta(seconds=2))
-        assert again(queue, clock).group().lease("other") is None
-
-    assert drain(queue, handle, mode=mode, threads=2) == having(settled=2, failed=0)
-
-
-def test_extensions_end_with_the_longest_duration(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew=0)
-    queue.publish(["hung"])
-    others: list[Lease | None] = []
-
-    def handle(_: Lease) -> None:
-        if not others:  # on a busy machine, this worker can get the message once more
-            others.append(again(queue).group().lease("other", wait="30s"))
-
-    drain(queue, handle, max_lease_duration="2s")
-    assert others[0] is not None
-
-
 LATE = {
     "a batch returns": ("batch", "on_success", None),
     "a batch fails": ("batch", "on_success", ValueError("late")),
@@ -399,17 +357,6 @@ def test_a_worker_leases_for_max_lease_duration_at_most(queue: Queue, clock: Man
     seen: list[timedelta] = []
     drain(queue, lambda taken: seen.append(taken.expires_at - clock()), max_lease_duration="10s")
     assert seen == [timedelta(seconds=10)]
-
-
-def test_asked_to_stop_it_leases_nothing_more_and_lets_the_running_handler_finish(
-    queue: Queue,
-) -> None:
-    queue.publish(["a", "b"])
-    stop = threading.Event()
-
-    summary = drain(queue, lambda _: stop.set(), stop=stop, until=None)
-    assert summary == WorkSummary(leases=1, failed=0, settled=1, acked=1)
-    assert counts(queue) == {"acked": 1, "ready": 1}
 
 
 @MODES

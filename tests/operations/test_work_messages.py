@@ -259,22 +259,6 @@ def test_one_call_serves_several_groups_and_queues(make: Make, clock: ManualCloc
     assert queue.group("audit").stats().acked == 2
 
 
-def test_it_ends_only_when_no_group_has_anything_left(queue: Queue, clock: ManualClock) -> None:
-    """Each message goes from one queue to the next, also after that one was found empty."""
-    last = memory_queue(clock)
-    queue.publish([str(n) for n in range(5)])
-    seen: list[bytes] = []
-    pause = Event()
-
-    def forward(message: ReceivedMessage) -> None:
-        pause.wait(0.05)
-        last.publish(message.value)
-
-    others = {last.group(): lambda message: seen.append(message.value)}
-    drain(queue, forward, more_groups=others, threads=2)
-    assert sorted(seen) == [b"0", b"1", b"2", b"3", b"4"]
-
-
 def test_it_does_not_end_while_one_of_its_groups_leases(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,25 +563,6 @@ def test_max_lease_duration_ends_no_handler_during_an_outage(
 
     assert drain(queue, handle, threads=2, settle_linger=0).acked == 2
     assert seen == ([1, 2] if is_over else [1])
-
-
-@pytest.mark.parametrize("mode", ["message", "batch"])
-def test_a_settle_waits_out_contention(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    queue.publish(["a", "b", "c"])
-    tries = Counter[str]()
-
-    def lose(run: Callable[[], Any], commands: Sequence[Any]) -> Any:
-        tries["settle"] += bool(commands[0].lease_ids)
-        if commands[0].lease_ids and tries["settle"] <= 3:
-            raise errors.ContentionTimeout("lost", group="default", attempts=9)
-        return run()
-
-    on_commands(monkeypatch, lose)
-    assert drain(queue, lambda _: None, mode=mode).settled == 3
-    assert tries["settle"] > 3
-    assert counts(queue) == {"acked": 3}
 
 
 async def _ack(message: ReceivedMessage) -> None:
