@@ -14,11 +14,11 @@ from support.byte_store import ByteStore, Call
 from support.handles import Killed, again, die, killed, lease, on_commit
 from support.limits import Limits
 from support.queues import Make
-from support.tables import context_of, messages_of
+from support.tables import messages_of
 
 from spark_mq import Queue, errors
-from spark_mq.operations.publish import pending_of_files, publish_pending
 from spark_mq.parquet.writer import WrittenFile, write_file
+from spark_mq.storage.publishes import PendingPublish
 from spark_mq.testing import ManualClock
 
 pytestmark = pytest.mark.on_both_storages
@@ -61,7 +61,7 @@ def files_of_tasks(queue: Queue) -> list[WrittenFile]:
 
 
 def commit(queue: Queue, files: list[WrittenFile]) -> None:
-    publish_pending(messages_of(queue), pending_of_files(context_of(queue), files))
+    messages_of(queue).commit(PendingPublish(messages_of(queue).files, files))
 
 
 def check_values(queue: Queue, *values: bytes) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from support.handles import lease, sweep
+from support.handles import lease
 from support.rule_variants import returns, rule_variant
 
 from spark_mq import Queue
@@ -45,7 +45,7 @@ def test_a_null_header_of_another_writer_is_no_header(queue: Queue) -> None:
 def test_a_letter_with_a_null_header_is_redriven(queue: Queue) -> None:
     foreign(queue)
     lease(queue).reject()
-    sweep(queue)
+    queue.sweep()
     assert queue.redrive(transform=lambda m: replace(m, value=b"new")).messages == 1
     (message,) = lease(queue).messages
     assert (message.value, message.headers["a"]) == (b"new", "1")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq import ConsumerGroup, Lease, Message, Queue, SweepReport
+from spark_mq import ConsumerGroup, Lease, Message, Queue
 from spark_mq.delta.actions import LOG_FOLDER, log_path
 from spark_mq.delta.memory_files import MemoryFiles
 from spark_mq.delta.object_store import ObjectStore
@@ -154,10 +154,6 @@ def killed(table: str = "", at: int = 1, when: str = "before") -> Iterator[None]
 
 
 # -- the chores of a sweep, for a queue
-
-
-def sweep(queue: Queue) -> SweepReport:
-    return queue.sweep()
 
 
 def housekeep(
