@@ -106,6 +106,7 @@ TEXTS = (
     *(words for words in RECORDS if not words.startswith(("sql", "throughput"))),
     "queue list .", "queue describe keyed", "group describe audit -q orders",
     "group describe audit workers -q orders", "peek -q orders -g billing",
+    *(f"peek -q orders -g billing --state {state}" for state in ("unread", "delayed", "settled")),
     "trace 1:1 -q orders", "trace 1:2 -q orders", "trace --now 1:2 -q orders",
     "trace --key key-leased -q orders", "dlq list --message-id id-bad -q orders",
     "top -q orders --count 1", "top -q keyed --count 1",

@@ -82,31 +82,6 @@ def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Pa
     assert not (tmp_path / "letters").exists()
 
 
-def test_peek_shows_each_state_and_keeps_the_messages(queue: Queue) -> None:
-    queue.publish(["acked", "nacked", "rejected", "leased", "unread"])
-    queue.publish(Message("later", deliver_at=timedelta(hours=1)))
-    group = queue.group("g")
-    lease = group.lease("w-1", max_messages=4)
-    acked, nacked, rejected, _leased = (message.sequence for message in lease.messages)
-    lease.ack([acked])
-    lease.nack([nacked], error="again", delay="1h")
-    lease.reject([rejected], error="never")
-
-    def values(n: int = 10, **chosen: Any) -> list[str]:
-        return [message.value.decode() for message in group.peek(n, **chosen)]
-
-    states = {message.value.decode(): message.state for message in group.peek(100)}
-    assert states == {
-        "acked": "settled", "nacked": "delayed", "rejected": "dead", "leased": "leased",
-        "unread": "ready", "later": "delayed",
-    }  # fmt: skip
-    for state in {*states.values()}:
-        assert values(state=state) == [name for name in states if states[name] == state]
-    assert values(state="unread") == ["unread"]
-    assert values(2, after=nacked) == ["rejected", "leased"]
-    assert group.lease("w-2").messages[0].value == b"unread"
-
-
 def test_a_message_is_found_by_key_and_by_id(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=f"k{n % 3}", message_id=f"id-{n}") for n in range(9)])
     queue.publish(Message("9", key="k0"))
