@@ -200,17 +200,6 @@ def test_a_slow_repair_is_fenced_by_the_next_redrive(
     assert again(queue).redrive().messages == 0
 
 
-def test_a_slow_repair_whose_letters_nobody_takes_leaves_them(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = with_letters(make(), orders(3))
-    other = again(queue)
-    on_publish(monkeypatch, queue, once(before=lambda: other.redrive(where="error = 'none'")))
-    assert queue.redrive(transform=SQL).messages == 0
-    assert back(queue) == []
-    assert queue.redrive(transform=SQL).messages == 3
-
-
 def test_letters_of_many_sweeps_are_repaired_in_one_round(queue: Queue) -> None:
     """Their sequences lie 2**32 apart, and their ranges have become one."""
     for _ in range(3):

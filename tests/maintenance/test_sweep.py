@@ -24,7 +24,6 @@ from support.handles import (
     housekeep,
     lease,
     on_commit,
-    take,
     trim,
     trimmable,
 )
@@ -188,19 +187,6 @@ def files_on_disk(queue: Queue) -> int:
     return len(messages_of(queue).files.list(""))
 
 
-def test_settled_and_old_is_trimmed_for_each_group_and_seek(make: Make, clock: ManualClock) -> None:
-    queue = trimmable(make, clock)
-    tail = queue.stats()["latest_sequence"]
-    queue.publish("d")
-    assert [trim(queue) for _ in range(2)] == [3, 0]
-    assert queue.horizon() == tail
-    assert files_on_disk(queue) == 1
-    assert again(queue).stats()["published"] == 4
-    assert take(queue.group()) == take(queue.group("new")) == ["d"]
-    queue.group().seek("earliest")
-    assert take(queue.group()) == ["d"]
-
-
 def test_the_retention_counts_from_the_publish_not_from_the_settle(
     make: Make, clock: ManualClock
 ) -> None:
@@ -220,19 +206,6 @@ def test_a_queue_without_groups_has_settled_nothing(make: Make, clock: ManualClo
     clock.advance("1000d")
     assert trim(queue) == 0
     assert [m.value for m in lease(queue).messages] == [b"a"]
-
-
-def test_the_slowest_group_holds_the_trim(make: Make, clock: ManualClock) -> None:
-    queue = make(retention=0)
-    queue.publish("a")
-    queue.publish("b")
-    lease(queue, group="fast").ack()
-    slow = lease(queue, 1, group="slow")
-    clock.advance("1m")
-    assert trim(queue) == 0
-    slow.ack()
-    assert trim(queue) == 1
-    assert [m.value for m in lease(queue, group="slow").messages] == [b"b"]
 
 
 def test_dead_and_waiting_messages_hold_the_trim(make: Make, clock: ManualClock) -> None:
