@@ -17,7 +17,7 @@ from support.having import having
 from support.limits import Limits
 from support.queues import Make
 
-from spark_mq import Lease, Message, Queue, ReceivedMessage, Reject, ReplayReport, Snooze
+from spark_mq import Lease, Message, Queue, ReceivedMessage, ReplayReport, Snooze
 from spark_mq.errors import InvalidHandlerResult
 from spark_mq.integrations.formats import Json
 from spark_mq.testing import ManualClock, memory_queue
@@ -360,26 +360,6 @@ def test_limits_of_the_group_do_not_hold_a_replay_back(mode: str) -> None:
         assert replay(queue, accept, mode=mode, threads=2).summary.replayed == 5
         group.pause("repairs")
     assert group.stats().ready == 1
-
-
-def test_coroutines_run_at_the_same_time() -> None:
-    queue = settled(*(f"ack:{at}" for at in range(10)))
-    running = most = 0
-    full = asyncio.Event()
-
-    async def handler(message: ReceivedMessage) -> Any:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        if running == 5:
-            full.set()
-        await full.wait()
-        running -= 1
-        return Reject("seven") if message.key == "7" else None
-
-    report = replay(queue, handler, concurrency=5)
-    assert most == 5
-    assert [row["key"] for row in report.table.to_pylist() if row["error"]] == ["7"]
 
 
 @pytest.fixture

@@ -359,25 +359,6 @@ def test_a_worker_leases_for_max_lease_duration_at_most(queue: Queue, clock: Man
     assert seen == [timedelta(seconds=10)]
 
 
-@MODES
-def test_what_outlasts_the_grace_keeps_its_count_and_is_left_to_expire(
-    queue: Queue, clock: ManualClock, mode: str
-) -> None:
-    queue.publish(["hung"])
-    stop, release = threading.Event(), threading.Event()
-
-    def handle(_: Any) -> None:
-        stop.set()
-        release.wait(30)
-        raise SystemExit
-
-    assert queue.group().work(handle, mode=mode, stop=stop, shutdown_timeout=0).settled == 0
-    assert counts(queue) == {"leased": 1}
-    clock.advance("62s")
-    assert lease(again(queue)).messages[0].delivery_count == 2
-    release.set()
-
-
 def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
