@@ -298,28 +298,6 @@ def test_an_operation_sees_the_transaction_of_one_before_it(queue: Queue, group:
 # -- races and errors of the store
 
 
-def test_after_a_lost_race_all_operations_are_computed_again(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    receipt = queue.publish(["a", "b", "c", "d"])
-    held, lost = lease(queue, 1), lease(queue, 1)
-    rival, theirs = again(queue), list[Lease]()
-
-    def race() -> None:
-        rival.group().nack(lost.lease_id, [receipt.sequences[1]], delay="1h")
-        theirs.append(lease(rival, 1))
-
-    write = once(before=race)
-    with piled_up(queue) as submit:
-        on_write(monkeypatch, queue, write)
-        calls = [submit(held.ack), submit(lost.ack), submit(queue.group().lease, "w")]
-    assert write.calls == 2
-    assert calls[0].result(30) == SettleResult(1)
-    assert "given back" in str(calls[1].exception(30))
-    assert values(theirs[0]) == [b"c"]
-    assert values(calls[2].result(30)) == [b"d"]
-
-
 FAILURES = [
     StorageError("the store", path="leases", landed=None),
     ContentionTimeout("lost", group="default", attempts=3),

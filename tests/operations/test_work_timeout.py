@@ -147,20 +147,6 @@ def test_in_an_ordered_group_later_messages_of_the_key_come_back(tmp_path: Any) 
     assert (summary.acked, summary.nacked, summary.released) == (4, 1, 3)
 
 
-def test_until_empty_waits_for_a_thread_that_hangs(queue: Queue) -> None:
-    """Its other messages are due, and were never tried."""
-    queue.group().configure(retry_delay=0, max_delivery_attempts=1)
-    queue.publish(["slow", "next", "last"])
-
-    def handle(message: ReceivedMessage) -> None:
-        if message.text == "slow":
-            released.wait(30)
-
-    with hanging(lambda: counts(queue).get("dead")) as released:
-        summary = work(queue, handle, until="empty")
-    assert (summary.acked, summary.nacked) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("on_error", "outcome"), [("reject", "dead"), ("ack", "acked"), ("raise", "leased")]
 )
