@@ -38,9 +38,16 @@ HAS_PYSPARK = find_spec("pyspark") is not None
 NOT_IN_CORE = ("pyspark", "nbformat")
 """Packages that ``make setup-core`` leaves out. A test module that imports one is left out, too."""
 
-OPTIONAL = (
-    *("airflow", "browser", "catalog", "cluster", "connect", "pipelines", "release", "wheel"),
-)
+OPTIONAL = {
+    "airflow": "run tests in an environment that has Airflow",
+    "browser": "open the web page in headless Chromium",
+    "catalog": "run the tests on a Unity Catalog server",
+    "cluster": "run the tests on a Spark cluster of processes",
+    "connect": "run the tests over Spark Connect",
+    "pipelines": "run the tests of Spark Declarative Pipelines",
+    "release": "check what make wheel has built, the workflows and examples/deploy",
+    "wheel": "install the wheel in dist/ in bare environments",
+}
 """The folders whose tests run with an option of that name alone."""
 ON_SPARK = ("cluster", "connect", "jobs", "notebooks", "pipelines", "spark")
 MAY_NEED_SPARK = {*ON_SPARK, *OPTIONAL, "docs", "stores"}
@@ -131,30 +138,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=tuple(SERVERS),
         help="run the tests that can on this server of an object store, instead of local files",
     )
-    parser.addoption(
-        "--cluster", action="store_true", help="run the tests on a Spark cluster of processes"
-    )
-    parser.addoption("--connect", action="store_true", help="run the tests over Spark Connect")
-    parser.addoption(
-        "--pipelines", action="store_true", help="run the tests of Spark Declarative Pipelines"
-    )
-    parser.addoption(
-        "--catalog", action="store_true", help="run the tests on a Unity Catalog server"
-    )
-    parser.addoption(
-        "--wheel", action="store_true", help="install the wheel in dist/ in bare environments"
-    )
-    parser.addoption(
-        "--browser", action="store_true", help="open the web page in headless Chromium"
-    )
-    parser.addoption(
-        "--release",
-        action="store_true",
-        help="check what make wheel has built, the workflows and examples/deploy",
-    )
-    parser.addoption(
-        "--airflow", action="store_true", help="run tests in an environment that has Airflow"
-    )
+    for folder, does in OPTIONAL.items():
+        parser.addoption(f"--{folder}", action="store_true", help=does)
     parser.addoption(
         "--large-worlds",
         action="store_true",
