@@ -4,9 +4,10 @@
     PYTHONPATH=tests .venv/bin/python -m chaos.soak --minutes 5 --out /tmp/soak.json
 
 Two publishers, two workers that time their leases and acks, and a sweeper live as long as the run.
-Two workers and a sweeper are killed, interrupted and frozen. Every ten seconds the run notes the memory and the
-descriptors of those that live, and the size of the queue on the disk. The workers note the latency
-beside that of a synced write of their own, because the machine may be busier at times.
+Two workers and a sweeper are killed, interrupted and frozen. Every ten seconds the run notes the
+memory and the descriptors of those that live, and the size of the queue on the disk. The workers
+note the latency beside that of a synced write of their own, because the machine may be busier at
+times.
 
 Exit code 1 if a figure of the last third is above that of the first third by more than ``GROWTH``
 allows, if a message that was reported as published was not delivered, or if a process ended by
