@@ -166,11 +166,6 @@ def test_columns_that_nobody_wants_are_not_read(written: Written) -> None:
     assert found["deliver_at"].to_pylist() == [None] * 5
 
 
-def test_more_rows_than_the_file_has_are_an_error(written: Written) -> None:
-    with pytest.raises(pa.ArrowInvalid, match="fewer than its commit says"):
-        MessageReader(written.files).try_read(written.slice(ROWS - 1, 2))
-
-
 @pytest.mark.parametrize("last", [None, [], [("a", None)]])
 def test_headers_that_few_set_are_read(tmp_path: Path, last: list[tuple[str, str]] | None) -> None:
     """One empty map among a million, or one without a value, is not null."""
