@@ -148,18 +148,6 @@ def test_messages_are_delivered_from_a_log_that_was_cleaned(
     assert [m.value for m in lease(late, 100).messages] == [b"due later"]
 
 
-def test_a_producers_receipt_outlives_the_log(queue: Queue) -> None:
-    first = queue.publish(["a", "b"], producer_id="p", producer_sequence=1)
-    queue.publish("c")
-    index_and_clean(queue)
-    queue.publish("d")
-    for handle in (queue, again(queue)):
-        with pytest.raises(errors.DuplicatePublish) as caught:
-            handle.publish("again", producer_id="p", producer_sequence=1)
-        assert caught.value.receipt == first
-    assert again(queue).last_producer_sequence("p") == 1
-
-
 # -- handles that knew the log before it was cleaned
 
 
