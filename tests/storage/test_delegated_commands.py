@@ -125,16 +125,21 @@ def deleted(queue: Queue) -> bool:
     return not files(queue)
 
 
-def test_a_commit_runs_the_lease_that_another_writer_has_delegated(queue: Queue) -> None:
-    turn = delegate(again(queue), lease_of())
+@pytest.mark.parametrize("group", ["default", "b"])
+def test_a_commit_runs_the_lease_that_another_writer_has_delegated(
+    queue: Queue, group: str
+) -> None:
+    queue.group("b").ensure()
+    turn = delegate(again(queue), lease_of(), group=group)
     before = ledgers_of(queue).version()
-    own = leased(queue, 5)
+    own = leased(sharing(queue), 5)
     assert ledgers_of(queue).version() == before + 1, "one commit for both"
-    assert len(granted(turn)) == 5
-    assert not granted(turn) & sequences(own)
-    assert queue.group().stats().leased == 10
+    assert len(granted(turn)) == len(sequences(own)) == 5
+    assert granted(turn).isdisjoint(sequences(own)) == (group == "default")
     assert deleted(queue)
-    assert {one.worker_id for one in queue.group().leases()} == {"w", "delegated"}
+    leases = [(name, one) for name in ("default", "b") for one in again(queue).group(name).leases()]
+    held = {(name, one.worker_id) for name, one in leases}
+    assert held == {("default", "w"), (group, "delegated")}
 
 
 def test_a_listing_is_enough_to_read_small_requests(queue: Queue, byte_store: ByteStore) -> None:
@@ -245,18 +250,6 @@ def test_a_lease_of_nothing_does_not_wait_for_the_writers_before_it(
     for _ in range(3):
         delegate(again(queue), lease_of())
     assert queue.group().lease("w") is None
-
-
-def test_a_commit_runs_what_is_delegated_of_all_groups(queue: Queue) -> None:
-    queue.group("b").ensure()
-    turn = delegate(again(queue), lease_of(4), group="b")
-    before = ledgers_of(queue).version()
-    own = leased(sharing(queue), 5)
-    assert len(sequences(own)) == 5
-    assert ledgers_of(queue).version() == before + 1, "one commit for both groups"
-    assert len(granted(turn)) == 4
-    assert {one.worker_id for one in again(queue).group("b").leases()} == {"delegated"}
-    assert {one.worker_id for one in again(queue).group().leases()} == {"w"}
 
 
 def test_a_request_that_cannot_change_all_of_its_groups_changes_none(queue: Queue) -> None:
