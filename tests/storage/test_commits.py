@@ -257,14 +257,6 @@ def test_a_queue_that_was_never_indexed_is_not_cleaned(queue: Queue) -> None:
     assert json_versions(queue) == [0, 1, 2, 3]
 
 
-def test_cleaning_keeps_the_last_versions_and_what_is_young(queue: Queue) -> None:
-    publish_and_index(queue, "abcdef")
-    assert clean_messages(queue, 0, 3600) == 0
-    clean_messages(queue, 2)
-    assert json_versions(queue) == [4, 5, 6]
-    assert rows_at(queue, 4, 5, 6) == [4, 5, 6]
-
-
 def rows_at(queue: Queue, *versions: int) -> list[int]:
     tables = [DeltaTable(messages_of(queue).path, version=version) for version in versions]
     return [table.to_pyarrow_table().num_rows for table in tables]
