@@ -133,21 +133,6 @@ def test_it_grows_by_what_is_new(queue: Queue, clock: ManualClock) -> None:
     assert written_down(queue).sort_by(order).combine_chunks().equals(said(queue).combine_chunks())
 
 
-def test_messages_are_delivered_from_a_log_that_was_cleaned(
-    queue: Queue, clock: ManualClock
-) -> None:
-    varied(queue, clock)
-    index_and_clean(queue)
-    late = again(queue)
-    due = lease(late, 100)
-    due_now = [b"a", b"b", b"c", b"plain", b"foreign", b"without statistics", b"two", b"last"]
-    assert [m.value for m in due.messages] == due_now
-    due.ack()
-    assert (late.group().stats().delayed, late.group().stats().expired) == (1, 1)
-    clock.advance("61m")
-    assert [m.value for m in lease(late, 100).messages] == [b"due later"]
-
-
 # -- handles that knew the log before it was cleaned
 
 
