@@ -326,6 +326,7 @@ def test_a_handle_that_reads_while_files_are_rewritten_reads_again(
         queue.publish(value)
         if value != "c":
             index_commits(queue)
+    assert clean_messages(queue) > 0, "so it cannot read the log instead"
     reader = again(queue)
 
     def rewrite() -> None:
