@@ -156,22 +156,3 @@ def test_alike_ranges_with_another_between_stay_apart():
     for r in editor.remove([0, 2]):
         editor.add(r, r)
     assert [r.lease_id for r in editor.build()] == ["a", "b", "a"]
-
-
-@pytest.mark.parametrize(
-    ("kinds", "settle", "floor", "forgotten", "left"),
-    [
-        ([3, 1, 5], [0], 0, 1, 2),  # the lowest alone
-        ([3, 0, 0, 1], [0], 2, 3, 1),  # with the settled ones behind it
-        ([3, 1], [1], -1, 0, 2),  # a hole: the floor stays
-        ([3, 1], [0, 1], 1, 2, 0),
-        ([0, 0, 3, 1], [0], 2, 3, 1),
-    ],
-)
-def test_the_floor_rises_over_all_that_is_settled(kinds, settle, floor, forgotten, left):
-    editor = LedgerEditor(ledger_of(kinds))
-    for r in editor.remove(settle):
-        editor.add(r.as_settled(), r)
-    after = editor.build()
-    assert after.head == having(start_sequence=floor, settled_count=forgotten)
-    assert len(after) == left

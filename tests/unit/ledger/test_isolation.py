@@ -82,18 +82,6 @@ def test_a_message_on_its_last_attempt_is_alone_however_many_are_settled(attempt
     assert isolation_size(1_000, attempts - 1, attempts, 10, settled=900, waiting=90) == 1
 
 
-def test_the_estimate_is_near_what_it_takes_if_nothing_dies():
-    group = failed_twice(50_000)
-    total = estimate_isolation(group.ledger, group.rules)
-    assert total == Isolation(50_000, 19)
-    left = []
-    while group.lease(f"lease {len(left)}", 50_000):
-        group.settle(ACK, f"lease {len(left)}")
-        left.append(estimate_isolation(group.ledger, group.rules))
-    assert left[-1] == Isolation(0, 0)
-    assert all(abs(one.leases - (18 - at)) <= 2 for at, one in enumerate(left)), left
-
-
 def test_the_estimate_counts_pieces_only():
     group = Group(messages=1_000)
     assert estimate_isolation(group.ledger, group.rules) == Isolation()

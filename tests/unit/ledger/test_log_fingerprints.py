@@ -61,14 +61,6 @@ def test_a_ledger_keeps_few_marks_and_more_of_the_newest():
     assert versions[-3] > 475, "some are new"
 
 
-@pytest.mark.parametrize("at", [1, 2, 7, 20, 38])
-def test_a_ledger_disagrees_with_a_log_that_was_set_back(at: int):
-    group = worked(range(1, 40))
-    agreed = agreed_up_to(group.ledger, index_of(files(range(1, at + 1))))
-    assert agreed is not None
-    assert agreed <= sequence(at, 2)
-
-
 @pytest.mark.parametrize("at", [1, 7, 20, 38])
 def test_a_ledger_disagrees_with_a_log_that_grew_again(at: int):
     """No number shows that: the log is longer than it was."""
@@ -77,11 +69,6 @@ def test_a_ledger_disagrees_with_a_log_that_grew_again(at: int):
     agreed = agreed_up_to(group.ledger, index_of(again))
     assert agreed is not None
     assert agreed <= sequence(at, 2), "never a message that the ledger has not seen"
-
-
-def test_a_ledger_disagrees_with_a_log_that_grew_again_elsewhere():
-    group = worked(range(1, 10))
-    assert agreed_up_to(group.ledger, index_of(files(range(20, 30), "new"))) == -1
 
 
 def test_what_a_ledger_forgets_is_unread():

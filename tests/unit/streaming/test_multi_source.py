@@ -60,30 +60,12 @@ def test_what_does_not_divide_goes_to_each_in_turn() -> None:
 # -- batches
 
 
-def test_a_batch_takes_its_share_of_each_queue(clock: ManualClock) -> None:
-    both = queues(clock, publish=50)
-    runner = MultiRunner(both, max_messages=20)
-    assert sizes(runner.batch()) == {"memory/0": 10, "memory/1": 10}
-    assert all(queue.group("g").stats().leased == 10 for queue in both)
-
-
 def test_what_one_queue_has_not_the_others_take(clock: ManualClock) -> None:
     both = queues(clock, 3)
     both[0].publish(["x"] * 50)
     both[2].publish(["x"] * 3)
     runner = MultiRunner(both, max_messages=20)
     assert sizes(runner.batch()) == {"memory/0": 17, "memory/2": 3}
-
-
-def test_a_busy_queue_starves_none(clock: ManualClock) -> None:
-    both = queues(clock)
-    both[0].publish(["x"] * 500)
-    runner = MultiRunner(both, max_messages=1)
-    seen: list[str] = []
-    for _ in range(6):
-        both[1].publish(["y"])
-        seen += sizes(runner.batch())
-    assert seen.count("memory/1") == 3
 
 
 def test_a_batch_of_bytes_is_shared_too(clock: ManualClock) -> None:
@@ -178,11 +160,12 @@ def test_available_now_drains_what_was_there_in_each_queue(clock: ManualClock) -
     runner = MultiRunner(both, max_messages=4)
     runner.checkpoint.offsets, runner.checkpoint.committed = [runner.source.initial()], 1
     runner.source.limit_to_current()
+    for queue in both:
+        queue.publish(["too late"])
     total = 0
     while runner.offer():
         total += len(rows(runner.plan()))
         runner.commit()
-        both[0].publish(["too late"])
     assert total == 10
 
 

@@ -156,18 +156,6 @@ def test_a_batch_leases_under_stream_batch_and_runner_and_leaves_its_mark(queue:
     assert mark(runner) == 3
 
 
-def test_max_messages_and_max_bytes_limit_a_batch(queue: Queue) -> None:
-    queue.publish([b"x" * 1000] * 100)
-    size = messages_of(queue).index().files[0].size
-
-    def rows(group: str, **limits: int) -> int:
-        return len(sequences(Runner(queue, group=group, **limits).batch()))
-
-    assert rows("few", max_messages=7) == 7
-    assert 40 <= rows("small", max_bytes=size // 2) <= 50
-    assert rows("tiny", max_bytes=1) == 1, "or nothing would ever move"
-
-
 def test_the_next_lease_acks_the_batch_before_it_in_the_same_commit(queue: Queue) -> None:
     queue.publish(["a", "b"])
     runner = Runner(queue, max_messages=1)
@@ -295,21 +283,6 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
 def _batch_of(plan: BatchPlan) -> tuple[str, int]:
     parts = parse_lease_id(plan.lease_id)
     return parts[0], parts[1]
-
-
-def test_two_streams_share_a_group_and_no_message(queue: Queue) -> None:
-    receipt = queue.publish([str(i) for i in range(20)])
-    one, two = Runner(queue, max_messages=3), Runner(queue, max_messages=4)
-    seen: list[int] = []
-    while one.offer():
-        seen += sequences(one.plan())
-        one.commit()
-        if two.offer():
-            seen += sequences(two.plan())
-            two.commit()
-    assert not two.offer()
-    assert sorted(seen) == list(receipt.sequences)
-    assert queue.group("g").stats().acked == 20
 
 
 # -- replays
@@ -535,14 +508,6 @@ def test_a_start_after_a_stop_acks_the_last_batch(
     assert successor.offer() == bool(more)
     assert len(sequences(successor.plan())) == len(more)
     assert queue.group("g").stats().acked == 2
-
-
-def test_a_start_acks_nothing_in_manual_mode(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    stopped = Runner(queue, ack_on_commit=False)
-    stopped.batch()
-    assert not Runner(queue, stopped.checkpoint, ack_on_commit=False).offer()
-    assert queue.group("g").stats().leased == 2
 
 
 # -- zombies
