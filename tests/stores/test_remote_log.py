@@ -17,7 +17,6 @@ from support.byte_store import ByteStore, Call
 from support.clocks import MachineClocks
 from support.handles import again, lease
 from support.machines import end_requests
-from support.marks import slow_but
 from support.stores import RemoteStore
 from support.story import story
 from support.tables import ledgers_of
@@ -115,18 +114,6 @@ def test_who_takes_turns_with_another_asks_for_two_commits_at_once(
     byte_store.on("read", act=meet, of=ledgers_of(late).files)
     queue.group().lease("w", max_messages=1)
     assert log.refresh().version == seen + 1
-
-
-@pytest.mark.parametrize("verb", slow_but({"ack"}, ("ack", "nack", "reject", "release", "extend")))
-def test_a_settle_of_a_lease_that_was_taken_elsewhere_is_no_lease_lost(
-    queue: Queue, late: Queue, verb: str
-) -> None:
-    """As for a stream: its runner leases, the driver settles."""
-    queue.publish(["a", "b"])
-    queue.group().ensure()
-    assert late.group().stats().ready == 2
-    lease = queue.group().lease("w", max_messages=2)
-    assert getattr(late.group(), verb)(lease.lease_id).settled == 2
 
 
 @pytest.mark.parametrize("fault", [None, AFTER, RESET])
