@@ -708,19 +708,7 @@ def test_a_leased_message_is_taken_from_its_worker_only_if_ticked(
     assert group.stats().leased == 0
 
 
-def test_wrong_changes_are_refused(client: TestClient, queue: Queue) -> None:
-    limit = {"do": "configure", "group": "billing", "setting": "max_in_flight", "value": "7"}
-    for query, code in (
-        ({"do": "drop"}, 400), ({}, 400), ({"do": "pause"}, 404),
-        ({"do": "pause", "group": "nope"}, 404), ({"do": "redrive"}, 400),
-        (after_a_visit(client, do="redrive", find=1, since="soon"), 400), ({"do": "discard"}, 400),
-        ({"do": "discard-message", "group": "billing"}, 400),
-        ({"do": "discard-message", "group": "billing", "sequence": "x"}, 400),
-        ({"do": "discard-message", "group": "nope", "sequence": "1:0"}, 404),
-        ({**limit, "value": "many"}, 400), ({**limit, "setting": "color"}, 400),
-        ({"do": "pause-schedule", "schedule": "none"}, 404),
-    ):  # fmt: skip
-        assert client.get("/change/orders", params=query).status_code == code, query
+def test_forms_that_no_page_has_are_refused(client: TestClient) -> None:
     client.cookies.clear()
     asked = client.get("/change/orders", params={"do": "redrive", "find": 1})
     assert asked.status_code == 403
