@@ -5,16 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -120,35 +116,6 @@ def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(("sweep", "--every", "1s", "-o", "json"), id="sweep"),
-        pytest.param(("web", "--port", "0"), id="web"),
-        pytest.param(("work", "handlers:good"), id="work", marks=pytest.mark.slow),
-    ],
-)
-def test_many_sigterms_at_random_moments_end_a_command(
-    queue: Queue, handlers: str, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    where = [str(tmp_path)] if words[0] == "web" else ["-q", queue.path]
-    process = started("-v", *words, *where, folder=tmp_path)
-    said = process.stdout if words[0] == "sweep" else process.stderr
-    assert said.readline()
-    deadline, pause = time.monotonic() + 60, random.Random(1)
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            process.kill()
-            pytest.fail("the process waits for itself")
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(pause.random() / 1_000)
-    process.communicate()
-    # A signal after the end of the work ends the process as it would any other.
-    assert process.returncode in (0, -signal.SIGTERM)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
     queue: Queue, handlers: str, tmp_path: Path, presses: int
@@ -181,14 +148,6 @@ def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
     busiest = two["groups"][0]
     assert (busiest["group"], busiest["acked_per_second"]) == ("billing", 0)
     assert [row["worker_id"] for row in two["workers"]] == ["worker-7"]
-
-
-@pytest.mark.slow
-def test_a_process_exits_as_its_command_says(process: Run, queue: Queue) -> None:
-    assert process("check", "-q", queue.path).out == "healthy\n"
-    assert "too_many_dead" in process("check", "-q", queue.path, "--max-dead", 0, expect=1).out
-    assert "no consumer" in process("peek", "-q", queue.path, "-g", "none", expect=3).err
-    assert "--set" in process("queue", "configure", queue.path, "--set", "x", expect=2).err
 
 
 def test_a_port_in_use_is_refused(run: Run, queue: Queue) -> None:
@@ -239,15 +198,6 @@ def test_a_variable_is_never_an_argument_of_what_destroys(
                   "group seek latest"):  # fmt: skip
         run(*words.split(), expect=2, **variables)
     assert Queue.open(queue.path).groups() == queue.groups()
-
-
-@pytest.mark.slow
-def test_the_variables_of_a_kubernetes_service_change_nothing(queue: Queue) -> None:
-    pytest.importorskip("starlette")
-    process = started("web", queue.path, "--port", "0", SPARK_MQ_PORT="tcp://10.0.0.1:9465")
-    assert "listening on" in process.stderr.readline()
-    process.terminate()
-    assert process.communicate(timeout=60) == ("", "")
 
 
 @pytest.mark.slow
