@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from support.commands import Run
 
 import spark_mq
-from spark_mq import Queue, QueueNotFound
 
 
 def advised() -> Iterator[tuple[str, list[str]]]:
@@ -29,10 +27,3 @@ def test_each_advised_command_is_there(run: Run, place: str, words: list[str]) -
     out = run(*(word for word in words[:2] if word.isalpha()), "--help").out
     for option in words:
         assert not re.match("--?[a-z]", option) or option in out, (place, option)
-
-
-def test_an_error_keeps_its_data_on_its_way() -> None:
-    with pytest.raises(QueueNotFound) as found:
-        Queue.open("/no/queue/here")
-    error = pickle.loads(pickle.dumps(found.value))
-    assert (str(error), error.path) == (str(found.value), "/no/queue/here")
