@@ -115,24 +115,6 @@ def test_leases_of_several_threads_become_one_commit(queue: Queue) -> None:
     assert [again(queue).group().ack(taken.lease_id) for taken in leases] == [SettleResult(1)] * 8
 
 
-def test_threads_of_several_groups_share_a_commit(queue: Queue) -> None:
-    (sequence,) = queue.publish("a").sequences
-    names = ("default", "b", "c")
-    for name in names:
-        queue.group(name).ensure()
-    before, fresh = version(queue), again(queue)
-    with piled_up(queue) as submit:
-        calls = [submit(queue.group(name).lease, f"w-{name}") for name in names]
-    for name, taken in zip(names, results_of(calls), strict=True):
-        assert taken.messages[0].sequence == sequence
-        assert [lease.worker_id for lease in fresh.group(name).leases()] == [f"w-{name}"]
-        assert fresh.group(name).ack(taken.lease_id) == SettleResult(1)
-    assert operations(queue, before) == ["lease"] * 3 + ["ack"] * 3
-    assert version(queue) == before + 1 + 3
-    events = [(event.group, event.event) for event in fresh.trace(sequence).events]
-    assert sorted(events) == sorted((name, each) for name in names for each in ("leased", "acked"))
-
-
 def test_a_broken_ledger_fails_only_its_own_group(delta_queue: Make, limits: Limits) -> None:
     limits(tag_bytes=0)
     queue = delta_queue()

@@ -204,19 +204,6 @@ def test_a_writer_is_free_once_its_messages_are_settled(group: ConsumerGroup, si
     assert [table.transaction_version(name) is None for name in names] == [False, True, True]
 
 
-def test_two_workers_append_at_the_same_time(group: ConsumerGroup, sink: str) -> None:
-    texts = [f"{n:03}" for n in range(60)]
-    for text in texts:
-        publish(group, text)
-
-    def handle(lease: Lease) -> None:
-        assert append(lease)
-
-    done = group.work(handle, mode="batch", threads=4, until="settled", max_messages=3)
-    assert (done.acked, done.failed) == (60, 0)
-    assert values(sink) == texts
-
-
 class RowsThatMeet:
     """Rows that are read just before their commit, when something else happens."""
 
