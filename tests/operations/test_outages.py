@@ -336,23 +336,33 @@ def working(queue: Queue, handler: Callable[[Lease], Any], **options: Any) -> An
     return worker.working(queue.group(), handler, poll_interval="1ms", **options)
 
 
+@pytest.mark.parametrize("on_error", ["reject", "raise"])
 @pytest.mark.parametrize("where", [*OTHER_OUTAGES, PAYLOADS])
 def test_workers_wait_out_any_outage(
-    delta_queue: Make, clock: ManualClock, outage: Outage, where: Any, limits: Limits
+    delta_queue: Make,
+    clock: ManualClock,
+    outage: Outage,
+    limits: Limits,
+    *,
+    where: Any,
+    on_error: str,
 ) -> None:
-    """The first one meets a worker that leases, the second one a handler that runs."""
+    """The first one meets a worker that leases, the second one a handler that runs, or reads."""
     limits(outage_pause=0.0)
     queue = delta_queue(visibility_timeout="30d", max_delivery_attempts=2)
     queue.publish([str(n) for n in range(8)])
     seen = Seen()
 
     def handle(taken: Lease) -> None:
-        seen(taken)
+        try:
+            seen(taken)
+        except OSError:
+            raise RuntimeError("no luck") from None
         if len(seen) == 2:
             outage.begin(*where)
 
     outage.begin(*where)
-    options = {"on_error": "reject", "max_lease_duration": "30d"}
+    options = {"on_error": on_error, "max_lease_duration": "30d"}
     with working(queue, handle, max_messages=2, **options):
         for handled in (0, 2):
             until(lambda: clock.advance("10s") or outage.on)
@@ -478,38 +488,6 @@ def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
     with outage.of("leases", WRITES), pytest.raises(errors.StorageError, match="Permission"):
         again(queue).group().work(lambda _: None, mode="batch")
     assert drained(queue) == [(b"a", 1)]
-
-
-@pytest.mark.parametrize("ack", ["on_success", "manual"])
-@pytest.mark.parametrize("on_error", ["nack", "reject", "raise"])
-def test_a_handler_that_meets_the_outage_is_not_the_messages_failure(
-    make: Make, clock: ManualClock, outage: Outage, on_error: str, ack: str
-) -> None:
-    """It reads late, of a file that was good before."""
-    queue = make(visibility_timeout="30d")
-    leased(queue, *(str(n) for n in range(3)), count=1).ack()
-    seen, began = Seen(), threading.Event()
-
-    def handle(taken: Lease) -> None:
-        began.set()
-        try:
-            seen(taken)
-        except OSError:
-            raise RuntimeError("no luck") from None
-        taken.ack()
-
-    outage.begin()
-    options = {"on_error": on_error, "ack": ack, "max_lease_duration": "30d"}
-    with working(queue, handle, max_messages=2, **options):
-        assert began.wait(30)
-        for _ in range(24):
-            before = outage.failed
-            clock.advance("1d")
-            until(lambda before=before: outage.failed > before)  # type: ignore[misc]
-        assert counts(queue) == {("available", 0, 0)}
-        outage.on = False
-        until(lambda: clock.advance("10s") or len(seen) == 2)
-    assert seen == [(b"1", 1), (b"2", 1)]
 
 
 def raise_error(how: str) -> None:
