@@ -469,32 +469,3 @@ def test_nothing_behind_a_failed_message_is_published(
     with pytest.raises(PublishFailed, match="disk full"):
         publisher.close()
     assert commits(queue) == []
-
-
-CHILD = """
-import sys
-from spark_mq import Queue
-with Queue.open(sys.argv[1]).publisher(max_messages=7, linger="1ms", producer_id="p") as publisher:
-    for n in range(publisher.last_number, 300):
-        publisher.publish(f"line {n}")
-        if n % 20 == 19:
-            publisher.flush()
-            print(n, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_killed_processes_repeat_and_skip_nothing(delta_queue: Make) -> None:
-    queue = delta_queue()
-    for kills in (2, 5, 0):
-        with subprocess.Popen(
-            [sys.executable, "-c", CHILD, queue.path], stdout=subprocess.PIPE
-        ) as child:
-            assert child.stdout is not None
-            for _ in range(kills):
-                assert child.stdout.readline()
-            if kills:
-                child.kill()
-            else:
-                assert child.wait(60) == 0
-    assert lines(queue) == [f"line {n}" for n in range(300)]
