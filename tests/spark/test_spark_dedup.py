@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import make_queue, publish, publish_stream
+from support.harness import make_queue, publish
 from support.sinks import values
 
 from spark_mq import Message, Queue
@@ -42,14 +42,3 @@ def test_a_queue_without_a_window_refuses_the_column_before_any_job(
 ) -> None:
     with pytest.raises(Exception, match="no dedup_window"):
         publish(numbered(spark, 2, "'a'"), queue.path)
-
-
-@pytest.mark.slow
-def test_a_streaming_write_leaves_duplicates_out(
-    spark: Any, queue: Queue, target: Queue, tmp_path: Path
-) -> None:
-    queue.publish([Message(str(n), key=str(n % 3)) for n in range(6)])
-    frame = spark.readStream.format("spark_mq").option("consumerGroup", "g").load(queue.path)
-    rows = frame.selectExpr("value", "key AS dedup_id")
-    publish_stream(rows, target.path, tmp_path / "checkpoint")
-    assert values(target.path) == ["0", "1", "2"]

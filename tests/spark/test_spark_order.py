@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F
-from support.harness import Stream, make_queue, versions
+from support.harness import Stream, look, make_queue, versions
 from support.limits import Limits
 from support.tables import messages_of
 
@@ -177,7 +177,7 @@ def test_a_dataframe_is_published_in_lanes_in_the_order_of_its_rows(
     index = messages_of(Queue.open(queue.path)).index()
     files = [slots for _, slots, _, _ in index.pieces_with_slots(0, index.last_sequence)]
     assert [file.is_sorted for file in files] == [True] * 3
-    found = peek(spark, queue).selectExpr("*", f"crc32(key) % {LANES} AS lane")
+    found = look(spark, queue).selectExpr("*", f"crc32(key) % {LANES} AS lane")
     slots: dict[tuple[str, int], list[int]] = defaultdict(list)
     for row in found.orderBy("sequence").collect():
         assert row.priority == int(row.value) % 3 * 4
@@ -206,11 +206,6 @@ def test_a_priority_out_of_range_is_refused_and_nothing_is_published(
 # -- looks
 
 
-def peek(spark: Any, queue: Queue, group: str | None = None) -> Any:
-    reader = spark.read.format("spark_mq")
-    return (reader if group is None else reader.option("consumerGroup", group)).load(queue.path)
-
-
 @pytest.mark.delta
 @pytest.mark.slow
 def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> None:
@@ -229,7 +224,7 @@ def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> No
     def found(rows: Any) -> dict[str, int]:
         return {bytes(row.value).decode(): row.priority for row in rows.collect()}
 
-    assert found(peek(spark, queue)) == expected
+    assert found(look(spark, queue)) == expected
     seen: list[dict[str, int]] = []
 
     def process(batch: Any, lease: Any) -> None:
@@ -252,7 +247,7 @@ def test_dead_letters_and_their_redrive_keep_key_and_priority(
         queue.publish([Message(value, key=key, priority=level) for value, key, level in half])
     stream.settle_with(lambda batch, lease: lease.reject(batch, error="bad") and None)
     assert queue.sweep().routed == 24
-    letters = peek(spark, queue.dead_letters).collect()
+    letters = look(spark, queue.dead_letters).collect()
     assert sorted((bytes(r.value).decode(), r.key, r.priority) for r in letters) == sorted(sent)
     assert queue.redrive().messages == 24
     seen: list[tuple[str, str, int]] = []

@@ -19,7 +19,6 @@ from support.tables import messages_of
 from spark_mq import GroupSettings, QueueSettings, errors
 from spark_mq.delta.actions import AddFile, Change, Commit, parse_commit
 from spark_mq.delta.state import TableState, last_checkpoint
-from spark_mq.ledger.ranges import Ledger, LedgerHeader, Range
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
@@ -302,13 +301,6 @@ def test_rows_of_ledgers(rows: list[dict[str, Any]]) -> None:
         assert from_rows(to_rows("g", ledger)).head == ledger.head
     else:
         assert "leases" in str(refusal) or "ledger of a group" in str(refusal)
-
-
-def test_a_good_ledger_is_understood() -> None:
-    ledger = Ledger.from_ranges(
-        LedgerHeader(start_sequence=3, skipped_intervals=((1, 2),)), [Range(4, 5, "settled", 2)]
-    )
-    assert list(from_rows(to_rows("g", ledger))) == list(ledger)
 
 
 @pytest.mark.parametrize("data", [None, 5, [], {"retry": "none", "invented": 1}])

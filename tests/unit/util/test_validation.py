@@ -233,19 +233,6 @@ def test_instants_come_back_exactly(instant):
 # -- settings, which are made of such values
 
 
-def test_settings_of_a_group_are_checked():
-    same = {"retry_delay": timedelta(seconds=1), "max_in_flight": None}
-    clean = GroupSettings().changed(
-        visibility_timeout="2m", max_delivery_attempts="3", clock_skew=0, **same
-    )
-    assert clean == GroupSettings(
-        visibility_timeout=timedelta(minutes=2), max_delivery_attempts=3, clock_skew=timedelta(0),
-        **same,
-    )  # fmt: skip
-    assert GroupSettings().changed() == GroupSettings()
-    assert GroupSettings().changed(max_delivery_attempts=None).max_delivery_attempts is None
-
-
 def test_settings_of_a_queue_come_back_from_its_description():
     given_settings = QueueSettings(
         GroupSettings(max_delivery_attempts=None, max_in_flight=7),
