@@ -26,7 +26,7 @@ from support.handles import again, housekeep, index_commits, lease
 from support.limits import Limits
 from support.marks import slow_but
 from support.queues import Make
-from support.tables import add_file, checkpoint, ledgers_of, messages_of
+from support.tables import add_file, ledgers_of, messages_of
 from support.thrift import decode
 
 from spark_mq import GroupStats, Lease, Queue, errors
@@ -358,38 +358,6 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
 # -- going back
 
 
-@pytest.mark.parametrize(
-    "cleaned", [False, True], ids=["with its log", "after the log was cleaned"]
-)
-def test_a_restore_after_a_trim_publishes_nothing_again(
-    delta_queue: Make, clock: ManualClock, cleaned: bool
-) -> None:
-    queue = delta_queue(retention=0)
-    for value in "abc":
-        queue.publish(value)
-    checkpoint(messages_of(queue))
-    before = messages(queue).version()
-    late = again(queue)
-    assert drain(queue) == [b"a", b"b", b"c"]
-    clock.advance("1m")
-    assert queue.sweep().trimmed_files == 3
-    if cleaned:
-        index_commits(queue)
-        housekeep(queue, keep_versions=2, keep_seconds=0)
-    messages(queue).restore(before, ignore_missing_files=True)
-    for handle in (queue, late, again(queue)):
-        assert drain(handle) == []
-        assert drain(handle, "new") == []
-        assert handle.stats()["published"] == 3
-    queue.publish("d")
-    assert drain(late) == drain(again(queue), "new") == [b"d"]
-    clock.advance("1h")
-    queue.sweep()
-    assert messages(queue).file_uris() == [], (
-        "the restored entries of files that are gone are trimmed again"
-    )
-
-
 def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue: Queue) -> None:
     queue.publish(["a", "b", "c"])
     worker = again(queue)
@@ -640,19 +608,6 @@ def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_reported(
     assert worker.group().stats().acked == 1
     assert drain(worker) == [b"b", b"c"], "what was settled since comes again"
     worker.sweep()
-
-
-def test_a_lease_whose_commit_was_deleted_is_lost_and_its_holder_reported(queue: Queue) -> None:
-    queue.publish(["a", "b"])
-    lease(queue, 1).ack()
-    held = lease(queue, 1)
-    entry(queue, leases(queue).version(), "leases").unlink()
-    with pytest.raises(errors.CorruptLog, match=r"commit 4 of .* is missing from its log"):
-        held.ack()
-    again(queue).group("other").ensure()  # another commit of that number
-    with pytest.raises(errors.LeaseLost, match="unread"):
-        held.ack()
-    assert drain(again(queue)) == [b"b"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no snappy"])
