@@ -205,21 +205,6 @@ def test_locate_finds_messages_by_their_id(queue: Queue) -> None:
     assert {place.sequence for place in queue.locate(message_id="y")} == {second}
 
 
-def test_the_throughput_over_time_is_the_same_before_and_after_a_sweep(queue: Queue) -> None:
-    queue.publish(["a", "b", "c", "d"])
-    lease = queue.group("g").lease("w", max_messages=3)
-    lease.nack([lease.messages[0].sequence])
-    lease.ack()
-    before = queue.throughput(every="1h", since="2h").to_pylist()
-    published, group = [row for row in before if row["published"] or row["leased"]]
-    assert (published["consumer_group"], published["published"]) == (None, 4)
-    assert (group["consumer_group"], group["leased"]) == ("g", 3)
-    assert (group["failed"], group["acked"]) == (1, 2)
-    queue.sweep()
-    assert queue.throughput(every="1h", since="2h").to_pylist() == before
-    assert queue.throughput(group="other").num_rows == 1
-
-
 def test_a_limit_that_is_lowered_counts_no_failure_again(queue: Queue) -> None:
     queue.publish("a")
     group = queue.group("g")

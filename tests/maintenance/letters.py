@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.handles import killed, lease
+from support.handles import killed, lease, take
 
 from spark_mq import Message, Queue
 
-__all__ = ["die_in_a_redrive", "with_dead"]
+__all__ = ["back", "die_in_a_redrive", "with_dead"]
 
 
 def with_dead(queue: Queue, errors: Sequence[str], values: Sequence[str | bytes] = ()) -> Queue:
@@ -29,3 +29,8 @@ def die_in_a_redrive(queue: Queue, at: int = 2, when: str = "before", **options:
     """Die before or after a commit of a redrive: it freezes letters, publishes and settles."""
     with killed(at=at, when=when):
         queue.redrive(**options)
+
+
+def back(queue: Queue) -> list[str]:
+    """The values that are there to be leased again, in order."""
+    return take(queue.group())

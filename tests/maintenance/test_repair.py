@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from letters import with_dead
+from letters import back, with_dead
 from support.arrow_memory import at_most
-from support.handles import again, lease, once, take
+from support.handles import again, lease, once
 from support.having import having
 from support.limits import Limits
 from support.queues import Make
@@ -30,11 +30,6 @@ def with_letters(queue: Queue, values: list[str | bytes]) -> Queue:
 
 def orders(number: int) -> list[str | bytes]:
     return [json.dumps({"id": n, "currency": "EURO"}) for n in range(number)]
-
-
-def back(queue: Queue) -> list[str]:
-    """The values that are there to be leased again, in order."""
-    return take(queue.group())
 
 
 def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
