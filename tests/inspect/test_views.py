@@ -452,7 +452,3 @@ def test_a_group_that_was_created_has_no_records(queue: Queue) -> None:
     group = queue.group("new").ensure()
     assert group.leases() == group.slowest() == group.last_errors() == []
     assert [message.state for message in group.peek()] == ["ready"]
-    queue.drop_group("new")
-    assert queue.groups() == []
-    with pytest.raises(GroupNotFound):
-        queue.drop_group("new")

@@ -95,16 +95,6 @@ def test_a_condition_reaches_nothing_but_its_rows(letters: Queue, sql: str) -> N
         chosen(letters, sql)
 
 
-def test_an_error_for_a_message_does_not_quote_it(letters: Queue) -> None:
-    with pytest.raises(InvalidOption, match="DuckDB raised ConversionException") as refused:
-        chosen(letters, "CAST(value AS INT) = 7")
-    shown: BaseException | None = refused.value
-    while shown is not None:
-        assert '"n"' not in str(shown)
-        shown = shown.__cause__
-    assert refused.value.__suppress_context__
-
-
 @pytest.fixture
 def queue() -> Queue:
     queue = memory_queue()

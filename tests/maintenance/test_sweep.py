@@ -42,7 +42,7 @@ from support.tables import (
     removes_of,
 )
 
-from spark_mq import Message, Queue, SweepReport, errors
+from spark_mq import Message, Queue, SweepReport
 from spark_mq.testing import ManualClock
 
 
@@ -460,8 +460,6 @@ def test_a_sweep_of_an_empty_queue_does_nothing(queue: Queue) -> None:
         "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived "
         "commits: 6, scheduled: 7, completed batches: 8"
     )
-    with pytest.raises(errors.GroupNotFound):
-        queue.group().ack("nothing")
 
 
 def test_a_sweep_keeps_the_dead_letter_queues_tables_small_too(delta_queue: Make) -> None:
