@@ -294,29 +294,6 @@ def test_blockers_name_the_message_and_the_group(queue: Queue, clock: ManualCloc
     assert trims == {"g": "blocked", "done": "ready"}
 
 
-def test_health_names_what_is_wrong(delta_queue: Callable[..., Queue], clock: ManualClock) -> None:
-    queue = delta_queue()
-    assert queue.health(max_dead=0, max_age="1h").healthy
-    queue.publish(["a", "b"])
-    lease = queue.group("g").lease("w", max_messages=2)
-    lease.reject([lease.messages[0].sequence], error="bad")
-    assert str(queue.health()) == "healthy"
-
-    def checks(**limits: Any) -> list[str]:
-        return [problem.check for problem in queue.health(**limits).problems]
-
-    assert checks(max_dead=0) == ["too_many_dead"]
-    clock.advance("2h")
-    assert checks() == ["not_swept"]
-    assert checks(max_age="1h", max_unswept=None) == ["too_old"]
-    queue.sweep()
-    assert checks() == []
-    assert checks(max_dead=0) == ["too_many_dead"]
-    assert queue.describe().dead_letters == 1
-    assert queue.redrive().messages == 1
-    assert checks(max_dead=0, max_unswept="1d") == []
-
-
 def test_an_overview_prints_fifty_groups(queue: Queue) -> None:
     for number in range(62):
         queue.group(f"g{number:02}").ensure()
