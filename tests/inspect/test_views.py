@@ -318,25 +318,6 @@ def test_sweeps_leave_their_time(delta_queue: Callable[..., Queue], clock: Manua
     assert abs(state.last_change_at - clock()) < timedelta(minutes=5)
 
 
-@pytest.mark.parametrize("to", ["earliest", "latest", "middle"])
-def test_a_preview_of_a_seek_says_what_the_seek_does(queue: Queue, to: str) -> None:
-    queue.publish(list("abcdef"))
-    group = queue.group("g")
-    group.lease("w", max_messages=2).ack()
-    group.lease("w", max_messages=2)
-    target = {"middle": queue.peek()[2].sequence + 1}.get(to, to)
-    preview = group.preview_seek(target)
-    before = group.stats()
-    group.seek(target)
-    after = group.stats()
-    assert preview.skipped == after.skipped - before.skipped
-    assert preview.fenced_leases == 1
-    expected = {"earliest": (0, 4, 6), "middle": (1, 1, 3), "latest": (4, 0, 0)}[to]
-    assert (preview.skipped, preview.delivered_again, after.ready) == expected
-    first = [message.sequence for message in group.peek(1, state="ready")]
-    assert first == ([] if to == "latest" else [preview.position])
-
-
 def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
     for name in ("b/two", "a", "deep/er/and/deeper"):
         Queue.create(tmp_path / name)

@@ -134,12 +134,6 @@ def soon() -> Iterator[Callable[[Callable[[], None]], None]]:
         timer.join()
 
 
-def test_a_condition_that_was_stopped_chooses_nothing(queue: Queue) -> None:
-    stop = threading.Event()
-    stop.set()
-    assert queue.redrive(where="true", stop=stop).messages == 0
-
-
 @pytest.mark.parametrize("option", ["where", "transform"])
 def test_a_stop_ends_a_query(
     queue: Queue, soon: Callable[[Callable[[], None]], None], option: str
