@@ -72,12 +72,12 @@ def _relay(handler: type[Relay], endpoint: str) -> tuple[ThreadingHTTPServer, st
     handler.target = urlsplit(endpoint)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     return server, f"http://127.0.0.1:{server.server_address[1]}"
 
 
 def _serve(handler: type[Relay], endpoint: str, pipe: Any) -> None:
     server, address = _relay(handler, endpoint)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     pipe.send(address)
     server.serve_forever()
 
