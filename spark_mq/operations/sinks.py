@@ -52,14 +52,12 @@ class QueueSink:
         return self._queue.storage_options
 
     def has_one_of(self, writes: Sequence[SinkWrite]) -> bool:
-        """Return whether the queue has one of the earlier writes of a lease's messages.
-
-        Those before it, or all, are fenced.
-        """
+        """Return whether the queue has one of the earlier writes of a lease. Fence the others."""
         with self._unless_replaced():
             messages = self._queue.messages
-            # In order, because each holder fenced the writes before its own, before it wrote.
-            return any(messages.has_or_fence(self._txn(write), write.number) for write in writes)
+            # In order, and all of them, as in DeltaSink.
+            found = [messages.has_or_fence(self._txn(one), one.number) for one in writes]
+            return any(found)
 
     def append(self, rows: Any, write: SinkWrite, schema_mode: str | None = None) -> None:
         """Publish messages in the write of a lease. Raise LeaseLost if it was fenced."""

@@ -78,9 +78,11 @@ class DeltaSink:
             )
 
     def has_one_of(self, writes: Sequence[SinkWrite]) -> bool:
-        """Return whether the table has an earlier write of a lease. Fence those before, or all."""
-        # In order, because each holder fenced the writes before its own, before it wrote.
-        return any(self._has(write) for write in writes)
+        """Return whether the table has an earlier write of a lease. Fence the others."""
+        # In order, because each holder fenced the writes before its own, before it wrote. Those
+        # after it are fenced, too: once the messages are settled, their holders may not find it.
+        found = [self._has(write) for write in writes]
+        return any(found)
 
     def append(
         self, rows: Any, write: SinkWrite, schema_mode: Literal["merge"] | None = None

@@ -194,6 +194,26 @@ def test_the_letter_of_a_poison_names_the_sink_that_may_have_its_rows(
     assert f"The sink {sink} may have its rows: look before a redrive" in letter["error"]
 
 
+def test_a_sleeper_writes_nothing_although_its_message_was_settled_by_an_earlier_write(
+    group: ConsumerGroup, clock: ManualClock, sink: str
+) -> None:
+    """The writer of that write is free then, and a fence of its next write hides the first."""
+    died = begin(group, "a")
+    append(died)
+    die(died, clock)
+    die(take(group), clock)
+    sleeper = take(group)
+    die(sleeper, clock)
+    finder = take(group)
+    assert not append(finder), "the sink has it"
+    finder.ack()
+    die(begin(group, "b"), clock)
+    relay(group)  # fences the write of the lease before it
+    with pytest.raises(errors.LeaseLost, match="another worker has"):
+        append(sleeper)
+    assert values(sink) == ["a", "b"]
+
+
 @OF_TABLES
 def test_a_writer_is_free_once_its_messages_are_settled(group: ConsumerGroup, sink: str) -> None:
     for n in range(5):
