@@ -229,9 +229,12 @@ def test_a_call_that_is_interrupted_while_it_waits_changes_nothing(queue: Queue)
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    interrupted = rule_variant("Hold.acquire", first(interrupt))
-    with piled_up(queue), interrupted, pytest.raises(KeyboardInterrupt):
-        held.ack()
+    with piled_up(queue) as submit:
+        interrupted = rule_variant("Hold.acquire", first(interrupt))
+        with interrupted, pytest.raises(KeyboardInterrupt):
+            held.ack()
+        extended = submit(held.extend)
+    assert extended.result(30) == SettleResult(1)
     assert queue.group().stats().leased == 1
 
 
