@@ -384,12 +384,6 @@ def test_without_a_look_a_worker_gets_only_what_its_commit_leases(delta_queue: M
 # -- the worker loop
 
 
-def test_a_worker_settles_and_leases_the_next_in_one_commit(queue: Queue) -> None:
-    before = stocked(queue, "a", "b", "c")
-    assert queue.group().work(lambda taken: None, mode="batch", until="empty").settled == 3
-    assert operations(queue, before) == ["lease", "ack+lease", "ack+lease", "ack"]
-
-
 def test_a_worker_that_stops_settles_only(queue: Queue) -> None:
     stop, before = threading.Event(), stocked(queue, "a", "b")
     queue.group().work(lambda taken: stop.set(), mode="batch", stop=stop)
