@@ -12,7 +12,6 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -239,24 +238,3 @@ def test_of_threads_and_processes_that_create_one_name_exactly_one_wins(store: O
     assert sorted(number for number, _ in won) == list(range(rounds))
     assert all(store.read(f"log/{number}") == b"%d" % me * 1000 for number, me in won)
     assert len(paths(store)) == rounds
-
-
-def test_readers_see_the_old_or_the_new_content_during_writes(store: ObjectStore) -> None:
-    contents = [bytes([number]) * 50_000 for number in range(2)]
-    store.write("file", contents[0])
-    done = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not done.is_set():
-            number += 1
-            store.write("file", contents[number % 2])
-
-    with ThreadPoolExecutor(1) as pool:
-        writer = pool.submit(write)
-        try:
-            seen = {store.read("file") for _ in range(50)}
-        finally:
-            done.set()
-        writer.result()
-    assert seen <= set(contents)
