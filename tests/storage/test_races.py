@@ -159,22 +159,6 @@ def test_a_commit_of_another_group_is_no_conflict(
     assert [again(queue).group(name).stats().acked for name in ("mine", "theirs")] == [2, 2]
 
 
-def test_the_handles_ledgers_are_right_after_passing_over_commits_of_others(queue: Queue) -> None:
-    """What a handle has cached after it won in a second try is what the table holds."""
-    queue.publish([str(n) for n in range(20)])
-    rival = again(queue)
-    for _ in range(5):
-        mine, theirs = lease(queue, 2, "mine"), lease(rival, 2, "theirs")
-        mine.ack()
-        theirs.nack(delay=0)
-        for name in ("mine", "theirs"):
-            assert (
-                queue.group(name).stats()
-                == rival.group(name).stats()
-                == again(queue).group(name).stats()
-            )
-
-
 def stores(queue: Queue) -> tuple[LedgerTable, LedgerTable]:
     return ledgers_of(queue), ledgers_of(again(queue))
 
