@@ -1,4 +1,4 @@
-"""The order of keys through times, seeks, trims, hard limits and moves of the queue."""
+"""The order of keys through seeks, trims, hard limits and a ledger of before."""
 
 from __future__ import annotations
 
@@ -63,20 +63,6 @@ def test_a_trim_keeps_the_lanes_of_what_is_left(queue: Queue, clock: ManualClock
     clock.advance("2h")
     assert trim(queue) >= 1
     check_order(done + take_all(again(queue).group()), 6)
-
-
-def test_a_copy_of_a_queue_keeps_lanes_and_order(tmp_path: Path, clock: ManualClock) -> None:
-    queue = Queue.create(tmp_path / "q", lanes=LANES, clock=clock, durable=False)
-    queue.group().configure(order="key")
-    for n in range(4):
-        queue.publish([Message(f"a{n}", key="a"), Message(f"b{n}", key="b")])
-    held = lease(queue, 1)
-    shutil.copytree(tmp_path / "q", tmp_path / "copy")
-    copy = Queue.open(tmp_path / "copy", clock=clock)
-    other = next(key for key in "ab" if key not in {m.key for m in held.messages})
-    assert take_all(copy.group()) == [f"{other}{n}" for n in range(4)]
-    clock.advance("1h")
-    assert len(take_all(copy.group())) == 4, "the lease of the original has expired in the copy"
 
 
 def test_a_table_of_before_its_last_commits_recovers_in_order(
