@@ -136,6 +136,15 @@ def test_a_lease_is_extended_by_a_process_that_knows_no_later_messages(delta_que
     assert held.extend("10m") == SettleResult(1)
 
 
+@pytest.mark.parametrize("verb", ["ack", "extend"])
+def test_a_message_that_only_another_process_knows_is_unread(delta_queue: Make, verb: str) -> None:
+    queue = delta_queue()
+    held, other = leased(queue, "a"), Queue.open(queue.path)
+    (later,) = other.publish("b").sequences
+    with pytest.raises(LeaseLost, match="unread"):
+        getattr(held, verb)(sequences=[later])
+
+
 @pytest.mark.parametrize("looked", ["nobody", "a sweep", "a lease", "a sweep before that"])
 @pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release", "extend"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "named"])
