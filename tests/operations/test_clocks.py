@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.handles import again, history, lease, take, take_all
+from support.handles import again, history, lease, take_all
 from support.queues import Make
 from support.tables import group_ledger_of
 
@@ -95,17 +95,6 @@ def test_a_jump_breaks_no_kind_of_state(make: Make, clock: ManualClock, hours: i
     assert stats.acked + stats.dead_lettered + stats.expired == 10
     assert (stats.ready, stats.delayed, stats.leased, stats.dead) == (0, 0, 0, 0)
     assert str(worker.trace(held._ranges[0].first))
-
-
-def test_a_start_by_time_is_found_in_a_log_whose_clock_jumped_back(clock: ManualClock) -> None:
-    queue = memory_queue(clock)
-    queue.publish("a")
-    middle = clock() + timedelta(minutes=1)
-    clock.advance("2m")
-    queue.publish("b")
-    clock.set(clock() - timedelta(hours=2))
-    queue.publish("c")
-    assert take(queue.group("g", start=middle)) == ["b", "c"]
 
 
 @pytest.mark.parametrize("at", ["0001-01-01", "1970-01-01", "9999-12-31"])
