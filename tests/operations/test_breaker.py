@@ -103,30 +103,7 @@ def test_a_wait_logs_a_pause_once(
     assert "is resumed" in said[1]
 
 
-def test_a_trace_shows_what_the_message_waits_for(queue: Queue) -> None:
-    first, *_, fifth = broken(queue)
-    assert "breaker_opened" in [event.event for event in queue.trace(fifth).events]
-    assert "group default leases nothing now: breaker open since" in str(queue.trace(first))
-    queue.group().resume()
-    assert queue.trace(first).blocked == ()
-
-
 # -- pause and resume
-
-
-def test_a_paused_group_leases_nothing_in_any_process_and_settles_all(queue: Queue) -> None:
-    numbers(queue)
-    held = lease(queue, 3)
-    queue.group().pause("migration")
-    other = again(queue).group()
-    assert other.lease("w") is None
-    assert other.stats().breaker == "paused"
-    assert other.blocked_because.endswith("Z: migration")
-    held.extend()
-    assert held.ack().settled == 3
-    assert other.lease("w") is None
-    queue.group().resume()
-    assert other.lease("w") is not None
 
 
 def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> None:
@@ -162,19 +139,6 @@ def test_a_worker_says_why_it_ends_before_the_group_is_empty(
     assert work(group, stop=stop).blocked_because == ""
     group.resume()
     assert work(group).blocked_because == ""
-
-
-def test_a_pause_while_a_worker_works_ends_its_leases_not_its_handler(queue: Queue) -> None:
-    numbers(queue)
-    seen = []
-
-    def handle(taken: Lease) -> None:
-        seen.append(len(taken))
-        queue.group().pause()
-
-    queue.group().work(handle, mode="batch", until="empty", max_messages=10)
-    assert seen == [10]
-    assert queue.group().stats().acked == 10
 
 
 def test_pause_makes_a_group_and_resume_does_not(queue: Queue) -> None:
