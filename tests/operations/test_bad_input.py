@@ -191,40 +191,6 @@ def test_a_queue_made_anew_under_a_handle(refused: Refused, queue: Queue) -> Non
         refused(errors.NotAQueue, call, "created again after", "Open the queue again")
 
 
-PROTOCOLS = {
-    "deletionVectors": (3, 7), "columnMapping": (2, 5), "changeDataFeed": (1, 4),
-    "rowTracking": (1, 7), "inCommitTimestamp": (1, 7), "notYetInvented": (3, 7),
-}  # fmt: skip
-"""The versions for readers and writers of a table with a feature."""
-
-
-def protocol_with(feature: str) -> dict[str, Any]:
-    reader, writer = PROTOCOLS[feature]
-    protocol: dict[str, Any] = {"minReaderVersion": reader, "minWriterVersion": writer}
-    if reader == 3:
-        protocol["readerFeatures"] = [feature]
-    if writer == 7:
-        protocol["writerFeatures"] = [feature, "domainMetadata", "appendOnly"]
-    return protocol
-
-
-@pytest.mark.parametrize("table", ["messages", "leases"])
-@pytest.mark.parametrize("feature", PROTOCOLS)
-def test_a_table_with_features_that_an_engine_cannot_handle(
-    refused: Refused, queue: Queue, table: str, feature: str
-) -> None:
-    path = Path(queue.path, table)
-    version = DeltaTable(path).version() + 1
-    actions = [
-        {"commitInfo": {"timestamp": 0, "operation": "UPGRADE"}},
-        {"protocol": protocol_with(feature)},
-    ]
-    commit = path / "_delta_log" / f"{version:020d}.json"
-    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
-    error = refused(errors.UnsupportedTable, lambda: Queue.open(queue.path), str(path), feature)
-    assert error.path == str(path)
-
-
 # -- settling
 
 

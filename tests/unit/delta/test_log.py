@@ -274,25 +274,32 @@ def test_a_commit_that_follows_another_one_opens_the_table_again(
     assert log.generation == 2
 
 
-FEATURES = {"readerFeatures": ["deletionVectors"], "writerFeatures": []}
+def protocol(reader: int, writer: int, **features: list[str]) -> dict[str, Any]:
+    return {"protocol": {"minReaderVersion": reader, "minWriterVersion": writer, **features}}
 
 
 @pytest.mark.parametrize(
-    "action",
+    ("action", "feature"),
     [
-        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **FEATURES}},
-        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}},
-        {"add": {"path": "x", "size": 1, "deletionVector": {"storageType": "u"}}},
+        (protocol(3, 7, readerFeatures=["deletionVectors"], writerFeatures=[]), "deletionVectors"),
+        (protocol(1, 7, writerFeatures=["appendOnly", "rowTracking"]), "rowTracking"),
+        (protocol(1, 4), "changeDataFeed"),
+        (protocol(2, 5), "columnMapping"),
+        (
+            {"add": {"path": "x", "size": 1, "deletionVector": {"storageType": "u"}}},
+            "deletionVectors",
+        ),
     ],
 )
-def test_a_feature_that_comes_later_is_refused_by_an_open_handle(
-    store: ObjectStore, log: DeltaLog, action: dict[str, Any]
+def test_a_feature_that_comes_later_is_refused_by_its_name(
+    store: ObjectStore, log: DeltaLog, action: dict[str, Any], feature: str
 ) -> None:
     log.refresh()
     ObjectStore(store.root).create(log_path(1), json.dumps(action).encode())
-    for _ in range(2):
-        with pytest.raises(UnsupportedTable, match="since commit 1"):
-            log.refresh()
+    for look in (log.refresh, log.refresh, DeltaLog(store).open):
+        with pytest.raises(UnsupportedTable, match=f"{feature}.*, since commit 1") as caught:
+            look()
+        assert caught.value.path == store.root
 
 
 def test_a_partition_is_read_at_the_version_that_it_had(
