@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from support.byte_store import ByteStore, Call
 from support.handles import again, archive, index_commits, lease
-from support.processes import SPAWN, start
 from support.queues import Place
-from support.tables import commit_file
 
 from spark_mq import Queue
 from spark_mq.errors import QueueExists, QueueNotFound
@@ -178,41 +175,3 @@ def test_an_existing_queue_is_not_compared_with_defaults_that_nobody_gave(place:
     assert "with other settings" not in str(refused.value)
     for given in ({}, {"lanes": 2}, {"visibility_timeout": 30, "retention": "168h"}):
         assert Queue.create(**at, **given, exist_ok=True).settings == queue.settings
-
-
-# -- processes
-
-
-def create_all(paths: list[str], who: int, barrier: Any, results: Any) -> None:
-    """Create queues with settings of one's own, each at the same time as the others."""
-    found = []
-    for path in paths:
-        barrier.wait(60)
-        try:
-            queue = Queue.create(path, lanes=who + 1, durable=False, exist_ok=bool(who % 2))
-            found.append(("won", queue.settings.lanes))
-        except QueueExists as error:
-            found.append(("exists", str(error)))
-        except Exception as error:
-            found.append(("failed", f"{type(error).__name__}: {error}"))
-    results.put((who, found))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "queues"), [(3, 6), (6, 150)])
-def test_of_processes_that_create_a_queue_one_wins_and_the_others_hear_of_it(
-    tmp_path: Path, workers: int, queues: int
-) -> None:
-    results, barrier = SPAWN.Queue(), SPAWN.Barrier(workers)
-    paths = [str(tmp_path / f"queue{n}") for n in range(queues)]
-    processes = [start(create_all, paths, who, barrier, results) for who in range(workers)]
-    found = dict(results.get(timeout=300) for _ in processes)
-    for process in processes:
-        process.join(60)
-    for n, path in enumerate(paths):
-        ends = [found[who][n] for who in range(workers)]
-        (lanes,) = [one for kind, one in ends if kind == "won"]
-        assert all(f"lanes={lanes}, not" in text for kind, text in ends if kind == "exists")
-        assert not [text for kind, text in ends if kind == "failed"]
-        assert Queue.open(path).settings.lanes == lanes
-        assert commit_file(Path(path, "leases"), 0).exists()

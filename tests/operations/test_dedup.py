@@ -11,7 +11,6 @@ import pytest
 from support.byte_store import ByteStore
 from support.handles import again, killed, lease, on_commit, once
 from support.limits import Limits
-from support.processes import SPAWN, start
 from support.queues import Make
 from support.tables import messages_of, on_publish
 
@@ -179,30 +178,6 @@ def test_a_publish_without_ids_is_no_rival_and_takes_the_next_version(
     for handle in (queue, rival, again(queue)):
         assert handle.publish(message("a")).duplicate_of == {0: receipt.sequences[0]}
     assert by_sequence(queue)[receipt.sequences[0]] == "value of a"
-
-
-def publish_all(path: str, who: int, results: Any) -> None:
-    queue = Queue.open(path)
-    taken = []
-    for n in range(30):
-        receipt = queue.publish([message(f"{n}", f"{who}"), message(f"{who}-{n}", "own")])
-        if 0 not in receipt.duplicates:
-            taken.append(n)
-        assert 1 not in receipt.duplicates
-    results.put(taken)
-
-
-@pytest.mark.slow
-def test_processes_publish_each_id_once(delta_queue: Make) -> None:
-    queue = delta_queue(dedup_window="1h")
-    results = SPAWN.Queue()
-    workers = [start(publish_all, queue.path, who, results) for who in range(3)]
-    taken = [n for _ in workers for n in results.get(timeout=120)]
-    for worker in workers:
-        worker.join(60)
-    assert sorted(taken) == list(range(30))
-    found = published(queue)
-    assert (len(found), found.count("own")) == (120, 90)
 
 
 def test_a_lost_reply_is_neither_a_duplicate_nor_a_second_publish(
