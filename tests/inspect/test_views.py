@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
+from support.having import having
 from support.tables import messages_of
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
@@ -121,9 +122,10 @@ def test_a_lease_that_has_expired_is_nobodys(queue: Queue, clock: ManualClock) -
     assert [lease.expired for lease in group.leases()] == [False, False]
     clock.advance("2m")
     assert [lease.expired for lease in group.leases()] == [True, False]
-    assert [(worker.worker_id, worker.leases, worker.messages) for worker in group.workers()] == [
-        ("w-2", 1, 1), ("w-1", 0, 0),
-    ]  # fmt: skip
+    assert group.workers() == [
+        having(worker_id="w-2", state="busy", leases=1, messages=1, seen_at=None),
+        having(worker_id="w-1", state="gone", leases=0, messages=0, seen_at=None),
+    ]
 
 
 def test_locate_shows_how_a_message_ended(queue: Queue, clock: ManualClock) -> None:

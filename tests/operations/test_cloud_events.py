@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from cloudevents.core.bindings import kafka
 from cloudevents.core.v1.event import CloudEvent
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spark_mq import Message, Queue, ReceivedMessage
 from spark_mq.errors import InvalidOption, InvalidPayload
@@ -95,21 +93,3 @@ def test_what_is_no_event_is_refused(queue: Queue) -> None:
         with pytest.raises(InvalidPayload, match=no_event) as caught:
             from_message(message)
         assert "secret" not in str(caught.value)
-
-
-@given(
-    st.binary(max_size=40),
-    st.dictionaries(st.sampled_from(["ce_id", "ce_source", "ce_type", "ce_specversion", "ce_time",
-                                     "content-type", "CE_X", "ce_"]), st.text(max_size=9)),
-)  # fmt: skip
-def test_any_message_is_an_event_or_invalid(value: bytes, headers: dict[str, str]) -> None:
-    message = ReceivedMessage(1, "m", None, value, headers, AT, 1)
-    try:
-        event = from_message(message)
-    except InvalidPayload:
-        event = None
-    if event is not None:
-        assert event.get_specversion() == "1.0"
-        assert event.get_id()
-        assert event.get_source()
-        assert event.get_type()

@@ -310,16 +310,6 @@ def test_a_message_that_a_hard_limit_drops_under_its_lease_is_lost_and_not_dead(
     assert queue.group().stats() == having(lost=2, dead=0, leased=1)
 
 
-def test_a_hard_limit_takes_nothing_that_is_settled(make: Make, clock: ManualClock) -> None:
-    queue = make(hard_retention="1h")
-    queue.publish(["a"])
-    lease(queue).ack()
-    clock.advance("2h")
-    assert trim(queue) == 1
-    queue.publish(["b"])
-    assert take(queue.group()) == ["b"]
-
-
 def test_a_purge_drops_all_for_all_groups_and_fences_leases(queue: Queue) -> None:
     assert queue.purge(queue.name) == PurgeResult(messages=0, files=0)
     queue.publish(["a", "b"])

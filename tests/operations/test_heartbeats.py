@@ -157,15 +157,6 @@ def test_a_worker_in_a_handler_is_busy_without_a_lease(queue: Queue, clock: Manu
         handler.leave.set()
 
 
-def test_a_lease_shows_a_worker_without_a_heartbeat(queue: Queue, clock: ManualClock) -> None:
-    queue.publish(["a", "b"])
-    group = queue.group()
-    assert group.lease("own-loop", visibility_timeout="1m") is not None
-    assert group.workers() == [having(state="busy", messages=1, since=clock(), seen_at=None)]
-    clock.advance("2m")
-    assert group.workers() == [having(state="gone", leases=0, messages=0)]
-
-
 def test_workers_of_one_name_are_one_row_and_counted(queue: Queue, clock: ManualClock) -> None:
     group = queue.group().ensure()
     leave_heartbeat(queue, "default", "same")
