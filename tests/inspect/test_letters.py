@@ -163,16 +163,6 @@ def test_a_redrive_is_one_change_with_its_user_and_leases_are_none(queue: Queue)
     assert len(queue.changes(2)) == 2
 
 
-def test_a_trace_names_the_user(queue: Queue) -> None:
-    (sequence,) = queue.publish("a").sequences
-    queue.group("g").configure(max_delivery_attempts=1, on_max_deliveries="block")
-    queue.group("g").lease("w").nack(error="x")
-    as_visitor("alice", lambda: queue.group("g").unblock("drop"))
-    events = queue.trace(sequence).events
-    assert [event.user for event in events if event.event == "unblocked"] == ["alice"]
-    assert "user alice" in str(queue.trace(sequence))
-
-
 def test_a_user_is_noted_with_the_own_operation_only(queue: Queue) -> None:
     """Other threads do not get the name, also if they share the commits."""
     queue.publish([f"{n}" for n in range(20)])

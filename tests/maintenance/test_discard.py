@@ -9,7 +9,6 @@ import pytest
 from letters import die_in_a_redrive, with_dead
 from support.handles import again, killed, lease, on_commit
 from support.limits import Limits
-from support.people import own_user
 from support.queues import Make
 from support.tables import messages_of
 
@@ -34,17 +33,6 @@ def test_discarded_letters_are_gone_for_each_view_and_no_redrive_finds_them(queu
     assert queue.redrive().messages == 1
     assert queue.stats()["published"] == 4, "only the other one was published"
     assert queue.discard_dead_letters(where="true").messages == 0
-
-
-def test_the_history_names_who_discarded_what(queue: Queue) -> None:
-    with_dead(queue, ["spam"])
-    queue.discard_dead_letters(where="error = 'spam'")
-    (change,) = [change for change in queue.changes() if change.operation == "discard"]
-    assert (change.user, change.detail, change.messages) == (own_user(), "error = 'spam'", 1)
-    assert (change.in_dead_letters, change.group) == (True, None)
-    (letter,) = [message.sequence for message in queue.dead_letters.peek()]
-    event = queue.dead_letters.trace(letter).events[-1]
-    assert (event.event, event.outcome, event.detail) == ("discarded", "dropped", "error = 'spam'")
 
 
 def test_letters_that_came_after_the_dry_run_stay(queue: Queue) -> None:
