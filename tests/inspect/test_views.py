@@ -304,22 +304,6 @@ def test_an_overview_prints_fifty_groups(queue: Queue) -> None:
     assert more == "  and 12 more groups"
 
 
-def test_sweeps_leave_their_time(delta_queue: Callable[..., Queue], clock: ManualClock) -> None:
-    queue = delta_queue()
-    state = queue.sweep_state()
-    assert (state.last_change_at, state.waiting_since, state.unarchived_commits) == (None, None, 0)
-    queue.publish("a")
-    queue.group("g").lease("w").ack()
-    state = queue.sweep_state()
-    assert state.unarchived_commits == 3
-    assert state.unindexed_commits == 1
-    assert abs(state.waiting_since - clock()) < timedelta(minutes=5)
-    queue.sweep()
-    state = queue.sweep_state()
-    assert (state.waiting_since, state.unarchived_commits, state.unindexed_commits) == (None, 0, 0)
-    assert abs(state.last_change_at - clock()) < timedelta(minutes=5)
-
-
 def test_queues_under_a_path_are_found(tmp_path: Path) -> None:
     for name in ("b/two", "a", "deep/er/and/deeper"):
         Queue.create(tmp_path / name)

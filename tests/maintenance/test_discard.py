@@ -35,15 +35,6 @@ def test_discarded_letters_are_gone_for_each_view_and_no_redrive_finds_them(queu
     assert queue.discard_dead_letters(where="true").messages == 0
 
 
-def test_letters_that_came_after_the_dry_run_stay(queue: Queue) -> None:
-    with_dead(queue, ["spam"])
-    newest = queue.discard_dead_letters(where="true", dry_run=True).newest
-    assert newest is not None
-    with_dead(queue, ["spam"])
-    assert queue.discard_dead_letters(where="true", before=newest + 1).messages == 1
-    assert queue.describe().dead_letters == 1
-
-
 def test_a_condition_that_fails_at_a_later_letter_discards_nothing(
     queue: Queue, limits: Limits
 ) -> None:

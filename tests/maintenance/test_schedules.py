@@ -17,7 +17,6 @@ from deltalake import DeltaTable
 from support.handles import again, housekeep, killed, once, take
 from support.having import having
 from support.limits import Limits
-from support.people import as_visitor
 from support.queues import Make
 from support.tables import messages_of, on_publish
 
@@ -255,21 +254,6 @@ def test_a_pause_says_since_when_and_why(queue: Queue, clock: ManualClock) -> No
     resumed = queue.resume_schedule("s")
     assert resumed == having(paused_at=None, pause_reason=None, last_at=None)
     assert resumed == queue.resume_schedule("s")
-
-
-def test_changes_are_noted_with_the_person(queue: Queue) -> None:
-    as_visitor("alice", lambda: queue.schedule("s", cron="0 2 * * *", message="x"))
-    as_visitor("bob", lambda: queue.pause_schedule("s", "upgrade"))
-    queue.pause_schedule("s", "upgrade")
-    as_visitor("carol", lambda: queue.resume_schedule("s"))
-    as_visitor("dave", lambda: queue.remove_schedule("s"))
-    found = sorted((change.user, change.detail) for change in queue.changes(since="3000d"))
-    assert found == [
-        ("alice", "schedule s added: 0 2 * * * in UTC"),
-        ("bob", "schedule s paused: upgrade"),
-        ("carol", "schedule s resumed"),
-        ("dave", "schedule s removed"),
-    ]
 
 
 # -- the queue around it
