@@ -170,24 +170,6 @@ def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, byte_store: 
     assert not [path for path in read if "checkpoint" in path], "the table was not opened again"
 
 
-@pytest.mark.parametrize("commits", [0, 1, 4])
-def test_a_queue_that_was_made_anew_is_noticed_and_not_harmed(
-    delta_queue: Make, commits: int
-) -> None:
-    """A commit after the last one that the handle knew would tear a hole into the new log."""
-    old = delta_queue()
-    for value in "abc":
-        old.publish(value)
-    new = made_anew(delta_queue, old)
-    for number in range(commits):
-        new.publish(str(number))
-    for call in (lambda: old.publish("d"), messages_of(old).index):
-        with pytest.raises(errors.NotAQueue, match="created again after"):
-            call()
-    assert json_versions(new) == list(range(commits + 1))
-    assert again(new).stats()["published"] == commits
-
-
 def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
