@@ -16,7 +16,7 @@ from support.handles import again, lease
 from support.queues import Make
 from support.tables import checkpoint, commit_file, ledgers_of, messages_of
 
-from spark_mq import Message, Queue
+from spark_mq import Queue
 from spark_mq.errors import CorruptLog
 from spark_mq.testing import ManualClock
 
@@ -258,22 +258,6 @@ def test_a_value_that_all_rows_share_is_held_once(
         read = lease(again(queue), 3).table()
     assert read.num_rows == 3
     assert read[column][2].as_py() in (large, large.encode())
-
-
-def test_giant_headers_go_to_the_dead_letter_queue_and_back(delta_queue: Make) -> None:
-    queue = delta_queue()
-    headers = {"large": "x" * 2**25, "spark_mq.delivery_count": "9" * 2**20, "spark_mq.error": "e"}
-    queue.publish([Message("a", headers=headers)])
-    lease(queue).reject(error="y" * 2**20)
-    assert queue.sweep().routed == 1
-    table = queue.redrive(dry_run=True).table
-    assert table is not None
-    assert table["delivery_count"].to_pylist() == [1]
-    assert table["error"].to_pylist() == ["y" * 2_000]
-    assert queue.redrive().messages == 1
-    (back,) = lease(again(queue)).messages
-    assert back.headers["large"] == headers["large"]
-    assert not {"spark_mq.delivery_count", "spark_mq.error"} & set(back.headers)
 
 
 @pytest.mark.parametrize(
