@@ -130,42 +130,6 @@ def test_a_delayed_message_holds_back_its_lane(
     assert seen[6:] == ["a", "b", "c"]
 
 
-def test_a_slow_lane_leaves_the_others_their_threads(queue: Queue) -> None:
-    queue.publish([Message("hot", key=key_in(0)) for _ in range(50)])
-    queue.publish([Message("cold", key=key_in(n)) for n in range(1, 6) for _ in range(3)])
-    go_on, seen = threading.Event(), list[str]()
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.text)
-        if message.text == "hot":
-            assert go_on.wait(60)
-
-    options: dict[str, Any] = {"mode": "message", "threads": 2, "poll_interval": 0.02}
-    with working(queue.group(), handle, **options):
-        try:
-            until(lambda: seen.count("cold") == 15)
-            assert seen.count("hot") == 1
-        finally:
-            go_on.set()
-        until(lambda: counts(queue) == {"acked": 65})
-
-
-def test_a_stop_gives_back_the_rest_of_a_lane_in_order(queue: Queue) -> None:
-    queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])
-    stop, seen = threading.Event(), list[tuple[int, int]]()
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append((int(message.text), message.delivery_count))
-        if len(seen) == 3:
-            stop.set()
-
-    drain(queue, handle, threads=2, stop=stop)
-    assert seen == [(0, 1), (1, 1), (2, 1)]
-    assert counts(queue) == {"ready": 17, "acked": 3}
-    drain(queue, handle, threads=2)
-    assert seen == [(n, 1) for n in range(20)]
-
-
 def test_a_stop_beside_a_failure_gives_back_each_message_once(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
     stop = threading.Event()
