@@ -378,11 +378,15 @@ def files_of(queue: Queue, table: str) -> set[Path]:
 
 
 def test_a_ledger_that_lands_while_a_sweep_lists_stays_whatever_its_time(
-    delta_queue: Make, byte_store: ByteStore
+    delta_queue: Make, byte_store: ByteStore, limits: Limits
 ) -> None:
+    limits(tag_bytes=0)  # as of large ledgers, which only their files have
     queue = delta_queue()
     queue.publish([str(n) for n in range(10)])
     cycle(queue, 5)
+    checkpoint(ledgers_of(queue))
+    cycle(queue, 5)
+    make_old(*files_of(queue, "leases"))
     sweeper = again(queue)
 
     def land() -> None:
@@ -439,17 +443,20 @@ def test_what_a_sweep_took_for_an_orphan_is_never_committed(
     assert all(Path(uri.removeprefix("file://")).exists() for uri in found)
 
 
-def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make) -> None:
+def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make, limits: Limits) -> None:
     """Nobody should restore the ledger.
 
     But if somebody does, cleaning must not take it away under them.
     """
+    limits(tag_bytes=0)  # as of large ledgers, which only their files have
     queue = delta_queue()
     queue.publish(["a", "b"])
     lease(queue, 1)
     then = DeltaTable(ledgers_of(queue).path).version()
     cycle(queue, 3)
     DeltaTable(ledgers_of(queue).path).restore(then)
+    make_old(*files_of(queue, "leases"))
+    checkpoint(ledgers_of(queue))
     housekeep(queue, keep_versions=0, keep_seconds=0)
     assert again(queue).group().stats().leased == 1
 
