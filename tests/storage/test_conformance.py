@@ -4,14 +4,12 @@ tables.
 
 from __future__ import annotations
 
-import io
 import pickle
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support.clocks import instant
 from support.handles import again, once
@@ -212,13 +210,3 @@ def test_a_path_added_twice_counts_once(delta_queue: Make) -> None:
     for handle in (queue, again(queue)):
         assert handle.stats()["published"] == 2
     assert values(take(queue)) == [b"a", b"b"]
-
-
-def test_files_without_statistics_are_counted_by_their_footer(delta_queue: Make) -> None:
-    queue = delta_queue()
-    path = "a folder/foreign file.parquet"  # and a name that the log writes in percent signs
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"value": [b"a", b"b", b"c"]}), sink)
-    messages_of(queue).files.write(path, sink.getvalue())
-    add_file(queue, path, len(sink.getvalue()))
-    assert values(take(queue)) == [b"a", b"b", b"c"]
