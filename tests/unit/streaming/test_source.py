@@ -524,6 +524,19 @@ def test_a_frozen_driver_leases_nothing_after_its_batch_was_replayed(queue: Queu
     assert queue.group("g").stats().ready == 2
 
 
+def test_of_two_drivers_that_offered_the_same_batch_the_second_leases_nothing(queue: Queue) -> None:
+    queue.publish(["a", "b", "c"])
+    first = Runner(queue, max_messages=1)
+    first.batch()
+    second = Runner(queue, first.checkpoint.copy(), max_messages=1)
+    assert first.offer()
+    assert second.offer()
+    first.plan()
+    with pytest.raises(StreamFenced):
+        second.plan()
+    assert queue.group("g").stats().ready == 1
+
+
 def test_a_successor_that_started_earlier_acks_only_leases_of_its_own(queue: Queue) -> None:
     """What another runner leased after this one's start is that runner's, even with a number that
     this one has passed.
