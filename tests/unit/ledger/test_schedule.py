@@ -113,42 +113,12 @@ def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
     assert sum(r.state == AVAILABLE for r in ledger(queue)) == 1
 
 
-def test_delayed_messages_do_not_hold_up_what_lies_behind_them(
-    queue: Queue, clock: ManualClock
-) -> None:
-    for _ in range(5):
-        queue.publish([Message("late", deliver_at=in_seconds(clock, 60)) for _ in range(20)])
-    queue.publish([f"{n}" for n in range(10)])
-    assert values(queue, 4) == ["0", "1", "2", "3"]
-    assert values(queue, 100) == [str(n) for n in range(4, 10)]
-
-
-def test_the_limit_cuts_between_due_messages_and_leaves_the_rest_unread(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(
-        [Message(f"{n}", deliver_at=in_seconds(clock, 60) if n % 2 else None) for n in range(10)]
-    )
-    assert values(queue, 2) == ["0", "2"]
-    assert values(queue, 2) == ["4", "6"]
-    clock.advance(60)
-    assert values(queue, 100) == ["1", "3", "5", "7", "8", "9"]
-
-
 def test_a_lease_outlives_the_expiry_of_its_messages(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
     lease = queue.group().lease("w")
     clock.advance(20)
     assert lease.ack().settled == 1
     assert queue.group().stats().expired == 0
-
-
-def test_a_released_message_is_not_delayed_again(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("x", deliver_at=in_seconds(clock, 5))])
-    clock.advance(5)
-    lease = queue.group().lease("w")
-    lease.release()
-    assert values(queue) == ["x"]
 
 
 @pytest.mark.parametrize(
