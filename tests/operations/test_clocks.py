@@ -45,23 +45,6 @@ def test_within_the_margin_no_lease_is_ended_early(
     assert mine.ack().settled == theirs.ack().settled == 1
 
 
-def test_a_worker_whose_clock_is_ahead_ends_leases_early(queue: Queue, clock: ManualClock) -> None:
-    """Beyond the margin work is done twice.
-
-    It is still settled once, and the loser gets an error.
-    """
-    ahead, _ = apart(queue, clock, 5)
-    stolen, _ = queue.publish(["a", "b"]).sequences
-    mine = lease(queue, 2)
-    taken = lease(ahead, 1)
-    with pytest.raises(errors.LeaseLost) as caught:
-        mine.ack()
-    assert caught.value.lost == [(stolen, stolen, f"leased by {taken.lease_id}")]
-    assert caught.value.result.settled == 1, "what nobody had taken since is settled, late"
-    assert taken.ack().settled == 1
-    assert (queue.group().stats().acked, ahead.group().stats().ready) == (2, 0)
-
-
 # -- a clock that jumps
 
 

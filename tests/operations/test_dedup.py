@@ -87,14 +87,6 @@ def test_only_the_duplicates_of_a_publish_are_left_out(queue: Queue) -> None:
     assert lease(queue, 10).messages[1].sequence == first
 
 
-def test_a_table_has_ids_in_a_column_and_they_are_not_stored(queue: Queue) -> None:
-    table = pa.table({"value": ["x", "y", "z"], "dedup_id": ["a", None, "a"]})
-    assert queue.publish(table).duplicates == (2,)
-    assert queue.publish(table).duplicates == (0, 2)
-    assert published(queue) == ["x", "y", "y"]
-    assert "dedup_id" not in lease(queue, 10).table().schema.names
-
-
 def test_an_id_counts_for_the_window_after_its_publish(queue: Queue, clock: ManualClock) -> None:
     queue.publish(message("a"))
     clock.advance(3600 - 1e-6)
