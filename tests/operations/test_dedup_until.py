@@ -72,14 +72,6 @@ def test_an_id_is_free_once_its_message_is_over(queue: Queue, clock: ManualClock
     assert not holds(queue)
 
 
-def test_a_group_that_is_dropped_holds_no_id(queue: Queue) -> None:
-    queue.group("other").ensure()
-    publish(queue, "a")
-    lease(queue).ack()
-    queue.drop_group("other")
-    assert not holds(queue)
-
-
 def test_without_a_group_an_id_counts_until_its_message_is_dropped(queue: Queue) -> None:
     queue.drop_group("default")
     publish(queue, "a")

@@ -43,17 +43,6 @@ def reported(queue: Queue, **which: Any) -> list[tuple[str, str | None, str | No
     ]
 
 
-def lived(queue: Queue) -> Queue:
-    """A queue with an acked, a dead-lettered, a nacked and a leased message."""
-    s = queue.publish([Message(str(n), message_id=f"id-{n}") for n in range(4)]).sequences
-    taken = lease(queue, 4)
-    taken.ack([s[0]])
-    taken.reject([s[1]], error="no")
-    taken.nack([s[2]], delay=0, error="again")
-    queue.sweep()
-    return queue
-
-
 def released(queue: Queue, times: int, *, archived_each: bool = False) -> Queue:
     """A queue whose message was leased and released so often."""
     queue.publish(["a"])
@@ -66,20 +55,6 @@ def released(queue: Queue, times: int, *, archived_each: bool = False) -> Queue:
 
 def history_files(queue: Queue) -> list[str]:
     return DeltaTable(f"{queue.path}/history").file_uris()
-
-
-def test_each_commit_tells_what_happened_to_which_messages(queue: Queue) -> None:
-    lived(queue)
-    assert reported(queue) == [
-        ("leased", "leased", None, 4),
-        ("acked", "settled", "acked", 1),
-        ("rejected", "dead", None, 1),
-        ("nacked", "available", None, 1),
-        ("routed", "settled", "dead_lettered", 1),
-    ]
-    operations = history(queue)["operation"].to_pylist()
-    assert operations[0] == "create group"
-    assert "freeze dead" in operations, "a commit without events has its line, too"
 
 
 # -- whose error it was
@@ -310,8 +285,11 @@ def test_nothing_of_a_dropped_day_stays_on_the_disk_of_a_queue_that_stands_still
 
 
 def test_a_message_has_its_whole_life_in_its_trace(queue: Queue) -> None:
-    lived(queue)
-    s = messages_of(queue).index().files[0].first
+    s = queue.publish([Message(str(n), message_id=f"id-{n}") for n in range(3)]).sequences[0]
+    taken = lease(queue, 3)
+    taken.ack([s])
+    taken.reject([s + 1], error="no")
+    queue.sweep()
     trace = queue.trace(s + 1)
     assert trace == having(sequence=s + 1, version=s >> 32, message_id="id-1", retained=True)
     assert [(e.event, e.state, e.outcome, e.worker_id, e.delivery_count) for e in trace.events] == [
@@ -484,17 +462,6 @@ def redriven(queue: Queue, clock: ManualClock) -> tuple[int, int]:
     clock.advance("1h")
     assert as_visitor("alice", queue.redrive).messages == 1
     return before, queue.find(message_id="m")[0]
-
-
-def test_a_redrives_table_names_messages_by_their_own_sequence(queue: Queue) -> None:
-    queue.publish("innocent")
-    wanted = queue.publish([Message("bad", message_id="m", key="k")]).sequences[0]
-    lease(queue).reject([wanted], error="no")
-    queue.sweep()
-    (row,) = queue.redrive(where=f"sequence = {wanted}", dry_run=True).table.to_pylist()
-    assert row["sequence"] == wanted != row["dead_letter_sequence"]
-    assert row["dead_letter_sequence"] == queue.dead_letters.peek()[0].sequence
-    assert "original_sequence" not in row
 
 
 @pytest.mark.parametrize("own_id", [True, False], ids=["id of the publisher", "random id"])
