@@ -14,7 +14,6 @@ from support.tables import on_commands
 from support.working import drain, fail, working
 
 from spark_mq import ConsumerGroup, Lease, Queue, WorkSummary
-from spark_mq.errors import GroupNotFound
 from spark_mq.testing import ManualClock, next_due
 
 
@@ -106,14 +105,6 @@ def test_a_wait_logs_a_pause_once(
 # -- pause and resume
 
 
-def test_a_waiting_worker_goes_on_when_the_group_is_resumed(queue: Queue) -> None:
-    numbers(queue, 4)
-    queue.group().pause()
-    with working(queue.group(), poll_interval="20ms"):
-        queue.group().resume()
-        until(lambda: queue.group().stats().acked == 4)
-
-
 @pytest.mark.parametrize("mode", ["batch", "message"])
 def test_a_worker_says_why_it_ends_before_the_group_is_empty(
     queue: Queue, mode: str, caplog: pytest.LogCaptureFixture
@@ -141,11 +132,9 @@ def test_a_worker_says_why_it_ends_before_the_group_is_empty(
     assert work(group).blocked_because == ""
 
 
-def test_pause_makes_a_group_and_resume_does_not(queue: Queue) -> None:
+def test_pause_makes_a_group(queue: Queue) -> None:
     queue.group("early").pause("not yet")
     assert queue.group("early").lease("w") is None
-    with pytest.raises(GroupNotFound):
-        queue.group("never").resume()
 
 
 def test_a_pause_may_end_by_itself(queue: Queue, clock: ManualClock) -> None:
