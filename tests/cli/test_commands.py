@@ -211,12 +211,6 @@ def test_a_pipe_that_closes_early_is_no_error(queue: Queue) -> None:
     process.stderr.close()
 
 
-def test_a_table_in_a_pipe_is_not_cut(run: Run, tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / ("long" * 30), durable=False)
-    line = run("queue", "list", tmp_path, COLUMNS="40").out.splitlines()[1]
-    assert line.startswith(queue.path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_offers_commands(shell: str) -> None:
