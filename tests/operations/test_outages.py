@@ -565,32 +565,6 @@ def test_a_settle_of_the_handler_that_fails_counts_nothing(
     assert queue.group().stats().acked == 1
 
 
-@pytest.mark.parametrize("ack", ["on_success", slow("on_receive")])
-def test_a_settle_waits_for_the_store_and_keeps_its_lease(
-    delta_queue: Make, byte_store: ByteStore, limits: Limits, ack: str
-) -> None:
-    limits(outage_pause=0.0)
-    queue = delta_queue(visibility_timeout="1s", clock_skew=0)
-    queue = Queue.open(queue.path)  # by the machine's clock: the lease is to be extended
-    queue.publish(["a", "b"])
-    full, failed = threading.Event(), list[float]()
-
-    def create(call: Call) -> None:
-        if full.is_set() and b'"ack' in call.args[1].replace(b"\\", b""):
-            failed.append(time.monotonic())
-            raise OSError(28, "No space left on device")
-        call.run()
-
-    byte_store.on("create", act=create, of="leases")
-    seen = Seen()
-    full.set()
-    with working(queue, seen, ack=ack, max_messages=2, max_lease_duration="1s"):
-        until(lambda: failed and failed[-1] - failed[0] > 2.5)
-        full.clear()
-        until(lambda: queue.group().stats().acked == 2)
-    assert seen == [(b"a", 1), (b"b", 1)], "nobody else got them meanwhile"
-
-
 def test_a_worker_that_cannot_settle_ends_after_its_grace(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
