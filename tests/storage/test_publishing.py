@@ -17,7 +17,7 @@ from support.queues import Make
 from support.rule_variants import gets, rule_variant
 from support.tables import context_of, group_ledger_of, messages_of
 
-from spark_mq import Message, PublishReceipt, Queue, QueueSettings, errors
+from spark_mq import Message, Queue, QueueSettings, errors
 from spark_mq.errors import DuplicatePublish
 from spark_mq.testing import ManualClock
 
@@ -54,19 +54,6 @@ def test_a_repeat_is_reported_the_latest_number_and_the_receipt_of_that(queue: Q
             assert reported.receipt == receipt
     assert payloads(queue) == [b"a", b"b", b"between", b"between"]
     assert messages_of(queue).files.list("") == files, "no file is left behind"
-
-
-def test_skip_returns_what_the_error_would_have_reported(queue: Queue) -> None:
-    queue.publish("a", producer_id="p", producer_sequence=1)
-    first = queue.publish(["b", "c"], producer_id="p", producer_sequence=2, on_duplicate="skip")
-    assert not first.duplicate
-    latest, older = (
-        again(queue).publish("x", producer_id="p", producer_sequence=n, on_duplicate="skip")
-        for n in (2, 1)
-    )
-    assert latest == PublishReceipt(first.version, first.sequences, duplicate=True)
-    assert older == PublishReceipt(None, range(0), duplicate=True)
-    assert payloads(queue) == [b"a", b"b", b"c"]
 
 
 def test_the_last_number_of_a_producer_can_be_asked_for(queue: Queue) -> None:
