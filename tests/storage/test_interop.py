@@ -22,7 +22,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import PrimitiveType
-from support.handles import again, housekeep, index_commits, lease
+from support.handles import again, history, housekeep, index_commits, lease
 from support.limits import Limits
 from support.marks import slow_but
 from support.queues import Make
@@ -366,11 +366,13 @@ def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue:
     first.ack()
     held = lease(worker, 1)
     leases(queue).restore(before)
+    restored = leases(queue).version()
     with pytest.raises(errors.LeaseLost):
         held.ack()
     assert queue.group().ack(first.lease_id).settled == 1, "its lease is held again"
     assert drain(worker) == [b"b", b"c"]
     assert again(queue).sweep().archived_commits > 0
+    assert restored not in history(queue)["version"].to_pylist(), "its events are of older ones"
 
 
 # -- logs and files that were damaged
