@@ -101,19 +101,6 @@ def test_a_repeat_by_id_is_known_from_the_past(queue: Queue, clock: ManualClock)
     assert other.ack(lost.lease_id) == SettleResult(0, already_settled=1)
 
 
-def test_a_range_across_commits_is_one_interval(queue: Queue) -> None:
-    first = queue.publish(["a", "b"]).sequences[0]
-    queue.publish(["c"])
-    last = queue.publish(["d", "e"]).sequences[0]
-    lease = take(queue)
-    assert last - first > 2**32
-    assert lease.ack(range(first, last + 1)) == SettleResult(4)
-    assert queue.group().ack({lease.lease_id: range(last, last + 2)}) == SettleResult(
-        1, already_settled=1
-    )
-    assert queue.group().stats().acked == 5
-
-
 def test_a_message_without_headers_has_null_in_tables_and_an_empty_dict_in_python(
     queue: Queue,
 ) -> None:
