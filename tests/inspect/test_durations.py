@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from support.byte_store import ByteStore
 from support.handles import again
 from support.limits import Limits, keeping
 from support.tables import context_of
@@ -116,18 +115,3 @@ def test_a_look_that_runs_out_of_time_reads_on_at_the_next_one(limits: Limits) -
     for _ in range(3):
         group.lease("w")
     assert [leased() for _ in range(4)] == [1, 2, 3, 3]
-
-
-def test_a_second_look_reads_no_commit_again(queue: Queue, byte_store: ByteStore) -> None:
-    group = queue.group("g").ensure()
-    queue.publish(["m"] * 5)
-    reader = again(queue)
-    of(reader)
-    read = byte_store.paths("read", of="leases")
-    for _ in range(5):
-        group.lease("w")
-    assert sum(of(reader)[0].values()) == 5
-    assert len(read) >= 5
-    read.clear()
-    assert sum(of(reader)[0].values()) == 5
-    assert not [path for path in read if path.endswith(".parquet")]

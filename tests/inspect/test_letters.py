@@ -214,16 +214,6 @@ def test_changes_show_what_was_asked_for_and_by_whom(queue: Queue) -> None:
         queue.sweep()  # the archive has the same
 
 
-def test_changes_of_one_instant_are_listed_from_the_newest_on(clock: ManualClock) -> None:
-    queue = memory_queue(clock)
-    group = queue.group("g").ensure()
-    for _ in range(10):
-        group.pause("repairs")
-        group.resume()
-    found = [change.operation for change in queue.changes()]
-    assert found == ["resume", "pause"] * 10 + ["create group"]
-
-
 def test_a_redrive_shows_its_condition(queue: Queue) -> None:
     with_letters(queue)
     conditions = ["consumer_group = 'audit'", "error <> '" + "x" * 9_000 + "'"]
