@@ -242,17 +242,6 @@ def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
     assert stream.group.stats().acked == 6
 
 
-def test_nulls_read_as_the_source_fills_them(stream: Stream, queue: Queue) -> None:
-    add_foreign_file(queue, "foreign.parquet", pa.table({"value": [b"x", b"", b"z"]}))
-    both = Both(stream)
-    stream.run(both)
-    assert both.by_spark == [True]
-    assert both.batches == both.through_python
-    assert [row.message_id for row in both.batches[0]] == [
-        str(row.sequence) for row in both.batches[0]
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ns", "us"])
 def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(

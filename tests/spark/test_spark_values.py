@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.harness import Stream, finish, forget_last_commit, start
+from support.harness import Stream, forget_last_commit
 
 from spark_mq import Queue
 from spark_mq.spark import lease_frame
@@ -51,18 +51,6 @@ def test_a_wrong_schema_is_refused_before_the_query_starts(spark: Any, queue: Qu
             reader.load(queue.path).collect()
     with pytest.raises(Exception, match="The option valueSchema adds it"):
         spark.read.format("spark_mq").schema("data STRUCT<id INT>").load(queue.path).collect()
-
-
-@pytest.mark.delta
-@pytest.mark.slow
-def test_a_plain_sink_gets_the_columns(
-    spark: Any, queue: Queue, parsed: Stream, tmp_path: Any
-) -> None:
-    frame = parsed.frame().selectExpr("data.id AS id", "data_error")
-    out = str(tmp_path / "out")
-    finish(start(frame.writeStream.format("delta").option("path", out), parsed.checkpoint))
-    rows = spark.read.format("delta").load(out).collect()
-    assert {(row.id, row.data_error) for row in rows} == {(1, None), (2, None), (None, ERROR)}
 
 
 def test_invalid_values_are_rejected_with_their_reason_before_process(
