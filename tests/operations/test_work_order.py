@@ -146,15 +146,17 @@ def test_a_stop_beside_a_failure_gives_back_each_message_once(queue: Queue) -> N
 
 def test_messages_acked_first_run_in_order(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
-    seen: list[int] = []
+    began_and_ended, pause = list[int](), threading.Event()
 
     def handle(message: ReceivedMessage) -> None:
-        seen.append(int(message.text))
+        began_and_ended.append(int(message.text))
+        pause.wait(0.005)
+        began_and_ended.append(int(message.text))
         if message.text == "2":
             raise ValueError("bad")
 
     drain(queue, handle, threads=4, ack="on_receive")
-    assert seen == list(range(10))
+    assert began_and_ended == [n for n in range(10) for _ in range(2)]
 
 
 def test_a_priority_of_a_lane_goes_on_behind_a_failure_of_another(queue: Queue) -> None:
