@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,24 +73,6 @@ def test_bytes_that_are_no_utf8_are_just_other_bytes() -> None:
     found = pa.table({"key": keys, "headers": headers})
     assert matching_rows(found, {"key_prefix": ["eu-"]}).to_pylist() == [True, False]
     assert matching_rows(found, {"header": {"region": ["eu"]}}).to_pylist() == [False, True]
-
-
-@pytest.mark.parametrize("size", [1, 3, 100])
-def test_a_file_is_read_by_row_group(tmp_path: Path, size: int) -> None:
-    given_rows: list[Row] = [(f"{'eu' if n % 3 else 'us'}-{n}", None) for n in range(10)]
-    pq.write_table(table(given_rows), tmp_path / "a.parquet", row_group_size=size)
-    piece = FileSlice("a.parquet", 0, 10, 0, 0, 1)
-    found = match_rows(ObjectStore(str(tmp_path)), piece, {"key_prefix": ["eu-"]})
-    matching = [n for yes, low, high in found.between(0, 9) for n in range(low, high + 1) if yes]
-    assert matching == [n for n in range(10) if n % 3]
-
-
-def test_a_file_of_a_writer_without_keys_matches_nothing(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"value": [b"a", b"b"]}), tmp_path / "a.parquet")
-    piece = FileSlice("a.parquet", 0, 2, 0, 0, 1)
-    for wanted in ({"key_prefix": ["a"]}, {"header": {"a": ["b"]}}):
-        found = match_rows(ObjectStore(str(tmp_path)), piece, wanted)
-        assert list(found.between(0, 1)) == [(False, 0, 1)]
 
 
 def test_rows_whose_keys_cannot_be_read_count_as_matching(tmp_path: Path) -> None:
