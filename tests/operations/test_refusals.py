@@ -102,6 +102,7 @@ async def later(_: Any) -> None:
     raise AssertionError("never called")
 
 
+OTHER = memory_queue().group("other")
 BY_MESSAGE = {"until": "empty", "mode": "message"}
 BY_LEASE = {"until": "empty", "mode": "batch"}
 
@@ -374,6 +375,10 @@ HANDLING = [
     *each("work by message", ack="manual", concurrency=5, threads=0, max_messages=0,
           settle_linger="soon", handler=lambda: None),
     *of("work by message", "more_groups", [["audit"]], reported=("more_groups", "audit")),
+    *row("work", {"mode": "batch", "more_groups": [OTHER]}, "mode='message'",
+        reported=("more_groups", ["other"])),
+    *row("work by message", {"handler": nothing, "more_groups": {OTHER: later}},
+        "call work once for each kind", reported=("handler", [nothing, later])),
     *of("work by message", "timeout", ["30m", "1h", 0, -1, "x"]),
     *each("new.lease", TOO_SHORT, visibility_timeout="1ms"),
     *each("work", TOO_SHORT, visibility_timeout=0.001, max_lease_duration="1ms"),

@@ -22,7 +22,6 @@ from support.tables import group_ledger_of, on_commands
 from support.working import counts, drain, events
 
 from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
-from spark_mq.errors import InvalidOption
 from spark_mq.testing import ManualClock, memory_queue
 
 Handler = Callable[[ReceivedMessage], Any]
@@ -588,21 +587,6 @@ def test_an_error_around_a_handler_ends_the_work(
     broken = again(queue, fail_beside_handlers)
     with pytest.raises(RuntimeError, match="no clock"):
         drain(broken, handler, shutdown_timeout=0)
-
-
-# -- wrong options
-
-
-def test_options_of_the_other_kind_of_handler_are_refused(queue: Queue) -> None:
-    async def handle(_: Any) -> None:
-        pass
-
-    group = queue.group()
-    with pytest.raises(InvalidOption, match="mode='message'") as refused:
-        group.work(print, mode="batch", more_groups=[queue.group("audit")])
-    assert refused.value.data["value"] == ["audit"]
-    with pytest.raises(InvalidOption, match="once for each kind"):
-        group.work(handle, mode="message", more_groups={queue.group("audit"): print})
 
 
 @pytest.mark.parametrize("reason", ["404", "s", "", "took 30s", ValueError("30s"), None])
