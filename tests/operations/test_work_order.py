@@ -130,20 +130,6 @@ def test_a_delayed_message_holds_back_its_lane(
     assert seen[6:] == ["a", "b", "c"]
 
 
-def test_a_stop_beside_a_failure_gives_back_each_message_once(queue: Queue) -> None:
-    queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
-    stop = threading.Event()
-
-    def handle(message: ReceivedMessage) -> None:
-        if message.text == "4":
-            stop.set()
-            raise ValueError("bad")
-
-    summary = drain(queue, handle, max_messages=100, stop=stop)
-    assert summary == having(acked=4, nacked=1, released=5)
-    assert counts(queue) == {"acked": 4, "ready": 6}
-
-
 def test_messages_acked_first_run_in_order(queue: Queue) -> None:
     queue.publish([Message(f"{n}", key=key_in(0)) for n in range(10)])
     began_and_ended, pause = list[int](), threading.Event()
