@@ -140,6 +140,16 @@ def test_a_publisher_leaves_duplicates_out(queue: Queue, producer: str | None) -
 # -- rivals, crashes, sweeps
 
 
+def test_a_rival_keeps_its_ids_although_only_messages_without_one_are_left(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rival = again(queue)
+    before = lambda: rival.publish([message("a"), message("b")])  # noqa: E731
+    on_commit(monkeypatch, "messages", before=before)
+    assert queue.publish([message("a"), Message("plain")]).duplicates == (0,)
+    assert rival.publish(message("b")).duplicate
+
+
 @pytest.mark.parametrize("rivals", [1, 3])
 def test_a_rival_that_comes_between_check_and_commit_is_seen(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, rivals: int
