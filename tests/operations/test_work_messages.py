@@ -532,6 +532,28 @@ def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualCl
             go_on.set()
 
 
+def test_a_lease_is_extended_until_its_last_message_is_done(
+    queue: Queue, clock: ManualClock
+) -> None:
+    queue.publish(["quick", "slow"])
+    group, go_on = queue.group().ensure(), Event()
+    group.configure(visibility_timeout="1s")
+
+    def handle(message: ReceivedMessage) -> None:
+        assert message.text == "quick" or go_on.wait(60)
+
+    options = {"mode": "message", "threads": 2, "max_messages": 2, "poll_interval": "10ms"}
+    with worker.working(group, handle, **options):
+        try:
+            until(lambda: group.stats().acked == 1)
+            clock.advance("10ms")
+            until(
+                lambda: [held.until - clock() for held in group.leases()] == [timedelta(seconds=1)]
+            )
+        finally:
+            go_on.set()
+
+
 @pytest.mark.parametrize("is_over", [False, True], ids=["during", "after"])
 def test_max_lease_duration_ends_no_handler_during_an_outage(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, is_over: bool
