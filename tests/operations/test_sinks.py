@@ -385,6 +385,14 @@ def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
     assert values(sink) == ["a", "b", "c"]
 
 
+@OF_TABLES
+def test_a_table_that_is_gone_is_named(group: ConsumerGroup, sink: str) -> None:
+    lease = begin(group, "a")
+    shutil.rmtree(sink)
+    with refused("there is no Delta table"):
+        append(lease)
+
+
 def test_a_sink_that_is_gone_can_be_taken_off(group: ConsumerGroup, sink: str) -> None:
     append(lease := begin(group, "a"))
     shutil.rmtree(sink)

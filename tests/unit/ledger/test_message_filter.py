@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq import GroupSettings
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_filter import FILTERS, RowRuns, filter_id
 
 KIND = FILTERS
@@ -32,6 +33,13 @@ KIND = FILTERS
 )  # fmt: skip
 def test_python_and_text_mean_the_same(given: Any, text: str, meant: dict[str, Any]) -> None:
     assert KIND.check("filter", given) == KIND.check("filter", text) == meant
+
+
+def test_a_filter_has_a_hundred_values_at_most() -> None:
+    headers = {str(n): "a" for n in range(99)}
+    assert KIND.check("filter", {"header": headers, "key_prefix": "x"})
+    with pytest.raises(InvalidOption):
+        KIND.check("filter", {"header": headers, "key_prefix": ["x", "y"]})
 
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
