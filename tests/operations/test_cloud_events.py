@@ -92,4 +92,4 @@ def test_what_is_no_event_is_refused(queue: Queue) -> None:
         no_event = f"message {message.sequence} is not a CloudEvent"
         with pytest.raises(InvalidPayload, match=no_event) as caught:
             from_message(message)
-        assert "secret" not in str(caught.value)
+        assert "secr" not in str(caught.value)  # the library shows so much of a time
