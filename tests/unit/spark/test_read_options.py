@@ -40,15 +40,14 @@ def test_the_driver_resolves_a_path_for_its_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have another home, and another working directory."""
-    for name in ("q", "a b", "x"):
-        Queue.create(tmp_path / name, durable=False).publish("a")
+    Queue.create(tmp_path / "q", durable=False).publish("a")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for given, name in [("~/q", "q"), (f"file://{tmp_path}/a%20b", "a b"), ("q", "q")]:
-        path = str(tmp_path / name)
+    path = str(tmp_path / "q")
+    for given in ("~/q", "q"):
         assert write(path=given).options.path == path
-        for paths in (given, json.dumps([given, f"{tmp_path}/x"])):
-            assert path in [part.queue for part in read(path=paths).partitions()]
+        for paths in (given, json.dumps([given])):
+            assert [part.queue for part in read(path=paths).partitions()] == [path]
 
 
 @pytest.mark.parametrize("path", ["$HOME/q", ""])
