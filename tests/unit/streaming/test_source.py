@@ -365,7 +365,7 @@ def test_a_replay_takes_what_expired_and_nobody_leased_since(
 def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
     queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receipt = queue.publish([str(i) for i in range(100)])
+    queue.publish([str(i) for i in range(100)])
     first = Runner(queue)
     first.begun()
     second = Runner(queue, first.checkpoint)
@@ -377,15 +377,11 @@ def test_a_second_replay_gives_the_batch_back_as_suspects_and_is_empty(
     caplog.set_level("INFO", "spark_mq.streaming.source")
     caplog.clear()
     piece = third.batch()
-    assert 1 <= len(sequences(piece)) < 100, "suspects come in pieces"
     assert deliveries(piece) == {3}
-    assert set(sequences(piece)) < set(receipt.sequences)
-    progress = third.source.progress()
-    assert (progress["isolating"], progress["isolation_leases"]) == (100, 6)
     sizes = [len(sequences(piece))]
     while third.offer():
         sizes.append(len(sequences(third.plan())))
-    assert sizes == [10, 20, 20, 20, 15, 10, 5]
+    assert sizes == [10, 20, 20, 20, 15, 10, 5], "suspects come in pieces"
     assert [r.getMessage() for r in caplog.records] == [
         "group g: isolating 100 suspects, about 6 leases left"
     ], "once"
