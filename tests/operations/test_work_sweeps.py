@@ -66,18 +66,6 @@ def test_a_worker_sweeps_while_it_runs(queue: Queue, swept: list[str]) -> None:
     assert swept == [queue.path]
 
 
-def test_within_an_interval_one_process_sweeps(
-    queue: Queue, clock: ManualClock, swept: list[str]
-) -> None:
-    first, second = sweeps_of(queue), sweeps_of(again(queue))
-    for swept_by_then in (1, 2, 3):
-        for _ in range(2):
-            second.run()
-            first.run()
-        assert len(swept) == swept_by_then
-        clock.advance("61s")
-
-
 def together(call: Callable[..., Any], threads: int = 2) -> Callable[..., Any]:
     """A function whose first calls of some threads end at the same time."""
     all_done = threading.Barrier(threads, timeout=60)
