@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from support.drivers import StubAlive
@@ -21,6 +20,7 @@ from support.tables import context_of, group_ledger_of
 
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
+from spark_mq.handler import MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.spark import BatchLease, ack, for_each_batch
 from spark_mq.spark.lease_lookup import BatchLeases
@@ -198,12 +198,11 @@ class Frame:
 
 def frame_verdicts(
     df: Frame, lease_id: str | None = None, *, reads: Sequence[str] = ()
-) -> list[Any]:
+) -> list[MessageVerdict]:
     """In the place of ``spark_mq.spark.settle_rows.verdicts_of``, which asks Spark the same of a
     DataFrame.
     """
-    said = {"lease_id": df.lease_id, "outcome": df.outcome, "delay": None, "error": None}
-    return [SimpleNamespace(first=s, last=s, **said) for s in df.sequences]
+    return [MessageVerdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
 
 
 class RowFinder:
@@ -244,15 +243,17 @@ def good(ctx: Context, batch: Frame, lease: BatchLease) -> None:
     write(ctx, batch, lease, batch.sequences)
 
 
-def flaky(ctx: Context, batch: Frame, lease: BatchLease) -> None:
+def flaky(ctx: Context, batch: Frame, lease: BatchLease, late: bool = False) -> None:
     """Asks an API that sometimes has no answer for a message: nacked by name, before the sink is
-    written.
+    written, or wrongly after it.
     """
     bad = ctx.choose(len(batch.sequences) + 1)
     failed = batch.sequences[bad - 1 : bad] if bad else []
-    if failed:
+    if failed and not late:
         lease.nack(Frame(batch.lease_id, failed))
     write(ctx, batch, lease, [s for s in batch.sequences if s not in failed])
+    if failed and late:
+        lease.nack(Frame(batch.lease_id, failed))
 
 
 def refuses(ctx: Context, batch: Frame, lease: BatchLease) -> None:
