@@ -27,6 +27,7 @@ from spark_mq import GroupSettings, Queue, QueueSettings
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import SETTLED, UNREAD, Ledger, Range
+from spark_mq.operations.context import QueueContext
 from spark_mq.storage.ledger_files import LedgerSnapshot
 from spark_mq.testing import ManualClock
 
@@ -246,10 +247,10 @@ class Rig:
 
     def _context(
         self, path: str, settings: QueueSettings, log: Any, leases: Any,
-        dead: Any = None,
-    ) -> Any:  # fmt: skip
+        dead: QueueContext | None = None,
+    ) -> QueueContext:  # fmt: skip
         history: Any = NoHistory()
-        return spark_mq.operations.context.QueueContext(
+        return QueueContext(
             path, settings, log, leases, history=history, clock=self.clock,
             open_dead_letters=lambda itself, **_: dead or itself,
         )  # fmt: skip

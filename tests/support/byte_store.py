@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from spark_mq.delta.actions import LOG_FOLDER
+from spark_mq.delta.local_files import LocalBackend, LocalFiles
 from spark_mq.delta.object_store import ObjectStore
-from support.rule_variants import find_rule
 
 __all__ = ["DISK", "READS", "VERBS", "WRITES", "ByteStore", "Call", "Injected", "Outage",
            "byte_store"]  # fmt: skip
@@ -101,7 +101,7 @@ class ByteStore:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._handlers: list[_Handler] = []
         self._patch = patch
-        for owner, verbs in ((ObjectStore, VERBS), (find_rule("LocalFiles.link")[0], DISK)):
+        for owner, verbs in ((ObjectStore, VERBS), (LocalFiles, DISK)):
             for verb in verbs:
                 patch.setattr(owner, verb, self._handled(verb, getattr(owner, verb)))
 
@@ -130,8 +130,7 @@ class ByteStore:
 
     def advance(self, seconds: float) -> None:
         """Let the time of the disk, which commits and files have, be ahead from now on."""
-        backend, name, _ = find_rule("LocalBackend.now")
-        self._patch.setattr(backend, name, lambda _: time.time() + seconds)
+        self._patch.setattr(LocalBackend, "now", lambda _: time.time() + seconds)
 
     def clear(self) -> None:
         """Leave the stores alone from now on."""

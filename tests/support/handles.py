@@ -17,6 +17,7 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance import dead_letters, retention
 from spark_mq.maintenance import sweep as sweep_of
+from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
 from spark_mq.util import failures
@@ -42,7 +43,7 @@ def again(queue: Queue, clock: Any = None) -> Queue:
     but the storage.
     """
     context = context_of(queue)
-    return Queue(context._reopen(context.path, context.storage_options, clock or context.clock))
+    return Queue(open_context(context.path, context.storage_options, clock or context.clock))
 
 
 def memory_store() -> ObjectStore:

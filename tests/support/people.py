@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from spark_mq.util import user
+from spark_mq.util.user import act_as, current_user
 from support.rule_variants import returns, rule_variant
 
 __all__ = ["another_process", "as_visitor", "own_user", "signed_in"]
@@ -22,12 +22,12 @@ def own_user() -> str:
 
 def as_visitor(name: str, call: Callable[[], T]) -> T:
     """Make a change as the web page makes it, for a visitor of this name."""
-    return user.act_as(name, call)
+    return act_as(name, call)
 
 
 def signed_in() -> str | None:
     """Return the visitor for whom this thread makes changes now, or None."""
-    return user.current_user()
+    return current_user()
 
 
 def another_process(name: str) -> AbstractContextManager[None]:

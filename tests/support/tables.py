@@ -22,6 +22,7 @@ from spark_mq import ConsumerGroup, Queue
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.tables import write_checkpoint
+from spark_mq.operations.context import GroupLedger, QueueContext
 from spark_mq.parquet.files import row_groups
 from spark_mq.storage.ledger_table import LedgerTable
 from spark_mq.storage.message_table import MessageTable
@@ -51,7 +52,7 @@ Around = Callable[[Callable[[], Any]], Any]
 """Gets a call, and makes it or not. It returns the result."""
 
 
-def context_of(queue: Queue) -> Any:
+def context_of(queue: Queue) -> QueueContext:
     return queue._context
 
 
@@ -63,7 +64,7 @@ def ledgers_of(queue: Queue) -> LedgerTable:
     return queue._context.ledgers
 
 
-def group_ledger_of(group: ConsumerGroup) -> Any:
+def group_ledger_of(group: ConsumerGroup) -> GroupLedger:
     return group._ledger
 
 

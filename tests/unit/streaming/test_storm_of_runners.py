@@ -17,6 +17,7 @@ from spark_mq import Message
 from spark_mq.errors import StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
 from spark_mq.ledger.settle import ACK, SettlePart
+from spark_mq.operations.context import GroupLedger
 from spark_mq.streaming.source import BatchPlan, stream_id_in_queue
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -164,7 +165,7 @@ class _Storm:
         offset = runner.checkpoint.offsets[-1]
         self.sink.setdefault((offset["stream"], offset["batch"]), taken)
 
-    def _ack(self, group: Any, plan: BatchPlan) -> None:
+    def _ack(self, group: GroupLedger, plan: BatchPlan) -> None:
         if not plan.slices:
             return
         before = [r.lease_id for r in group.current() if r.state in (LEASED, AVAILABLE)]
