@@ -144,8 +144,7 @@ def test_a_rival_keeps_its_ids_although_only_messages_without_one_are_left(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rival = again(queue)
-    before = lambda: rival.publish([message("a"), message("b")])  # noqa: E731
-    on_commit(monkeypatch, "messages", before=before)
+    on_commit(monkeypatch, "messages", before=lambda: rival.publish([message("a"), message("b")]))
     assert queue.publish([message("a"), Message("plain")]).duplicates == (0,)
     assert rival.publish(message("b")).duplicate
 

@@ -342,17 +342,12 @@ def test_until_settled_waits_for_delayed_messages_and_retries(
     assert counts(queue) == {"acked": 2}
 
 
-def test_until_settled_waits_for_leases_of_others(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_until_settled_waits_for_leases_of_others(queue: Queue) -> None:
     queue.publish("a")
     held, seen, looks = lease(queue, 1), list[int](), list[str]()
-    ledger = type(group_ledger_of(queue.group()))
-    stats = ledger.stats
-    monkeypatch.setattr(ledger, "stats", lambda own: (looks.append(own.name), stats(own))[1])
-    with working(
-        queue, lambda m: seen.append(m.delivery_count), until="settled", poll_interval="50ms"
-    ) as running:
+    looking = rule_variant("GroupLedger.stats", first(lambda a: looks.append(a.self.name)))
+    options = {"until": "settled", "poll_interval": "50ms"}
+    with looking, working(queue, lambda m: seen.append(m.delivery_count), **options) as running:
         until(lambda: len(looks) > 1)
         assert not running.done()
         held.nack(delay=0)
