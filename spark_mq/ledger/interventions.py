@@ -146,7 +146,7 @@ class _Change:
         self.fenced: set[str] = set()  # the leases that messages were taken from
 
     def apply(self, r: Range) -> None:
-        """Change a range. What is due already is not retried, and a range may be so in part."""
+        """Change a range. A retry leaves the messages of it that are due already."""
         if self.how != RETRY_NOW or r.state != AVAILABLE or (r.available_at or 0) > self.now:
             self._apply(r)
             return

@@ -139,10 +139,10 @@ class Candidates:
 
     def open_in(self, row: int, slots: int, is_open: int) -> int:
         """Return the open slots of a row from which a lease may take messages."""
-        ledger, open_slots = self.ledger, 0
+        ledger = self.ledger
         if self.named is None and ledger.last_sequences[row] <= self.end:
             return slots & is_open
-        no_lane = self.index.layout.without_lane
+        open_slots, no_lane = 0, self.index.layout.without_lane
         for low, high, closed in self.of_row(row, ledger.first_sequences[row]):
             if closed:
                 is_open &= ~closed | no_lane
