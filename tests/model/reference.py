@@ -96,7 +96,7 @@ class ReferenceMessage:
     @property
     def is_skipped(self) -> bool:
         """Whether a lease settles it without a delivery. What was leased once is delivered."""
-        return not self.wanted and not self.info["delivery_count"]
+        return not self.wanted and self.info["first_leased_at"] is None
 
     def is_expired(self, now: int) -> bool:
         waits = self.state in ("unread", "available")
