@@ -83,11 +83,13 @@ class ObjectStore:
         self._backend = self._open_backend()
         # What a process shares for a table has this key. All spellings of a root have one.
         self.key = self.root if self.is_local else self._remote_key()
-        # Returns the time in seconds since 1970. In memory it is that of a test's clock.
-        self.now: Callable[[], float] = self._backend.now
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.root!r}, durable={self.durable})"
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970. In memory it is that of a test's clock."""
+        return self._backend.now()
 
     def _remote_key(self) -> str:
         place = canonical_uri(self.root, self.options)

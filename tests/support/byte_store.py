@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from spark_mq.delta.actions import LOG_FOLDER
-from spark_mq.delta.local_files import LocalBackend, LocalFiles
-from spark_mq.delta.object_store import ObjectStore
+from spark_mq.delta.object_store import LocalFiles, ObjectStore
 
 __all__ = ["DISK", "READS", "VERBS", "WRITES", "ByteStore", "Call", "Injected", "Outage",
            "byte_store"]  # fmt: skip
@@ -130,7 +129,7 @@ class ByteStore:
 
     def advance(self, seconds: float) -> None:
         """Let the time of the disk, which commits and files have, be ahead from now on."""
-        self._patch.setattr(LocalBackend, "now", lambda _: time.time() + seconds)
+        self._patch.setattr(ObjectStore, "now", lambda _: time.time() + seconds)
 
     def clear(self) -> None:
         """Leave the stores alone from now on."""

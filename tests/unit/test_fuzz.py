@@ -22,7 +22,6 @@ from spark_mq.delta.state import TableState, last_checkpoint
 from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.spark.options import READ_OPTIONS, ReadOptions, WriteOptions
 from spark_mq.storage.ledger_files import LEASES_SCHEMA, from_rows, to_rows
-from spark_mq.storage.published_files import COMMITS_SCHEMA
 from spark_mq.streaming.source import check_offset, parse_offset, stream_id_in_queue
 from spark_mq.testing import memory_queue
 from spark_mq.util import validation as checks
@@ -213,7 +212,7 @@ def test_commits(text: bytes) -> None:
         return
     rows = state.rows_since(-1)
     copy = LOG.none_published()
-    assert rows.schema == COMMITS_SCHEMA
+    assert rows.schema == LOG.commits.schema
     copy.load_rows(rows, 7)
     assert (copy.index.files, copy.producer_numbers) == (state.index.files, state.producer_numbers)
     state.apply(parse_commit(8, b'{"commitInfo": {}}', "q/messages"))
