@@ -27,7 +27,6 @@ from support.limits import Limits
 from support.marks import slow_but
 from support.queues import Make
 from support.tables import add_file, ledgers_of, messages_of
-from support.thrift import decode
 
 from spark_mq import GroupStats, Lease, Queue, errors
 from spark_mq.ledger.message_index import sequence
@@ -90,15 +89,10 @@ def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
 # -- other writers, and users who tidy up, while work goes on
 
 
-@pytest.mark.parametrize(
-    "tidies",
-    [
-        pytest.param(False, id="published only", marks=pytest.mark.slow),
-        pytest.param(True, id="optimized and vacuumed all the time"),
-    ],
-)
-def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool) -> None:
-    """VACUUM of ``messages/`` keeps what it must by itself: its retention is that of the table."""
+def test_foreign_writers_publish_while_workers_lease(queue: Queue) -> None:
+    """Tables are optimized and vacuumed all the time. VACUUM of ``messages/`` keeps what it must by
+    itself: its retention is that of the table.
+    """
     wanted, settled, done = 60, [], threading.Event()
 
     def publish_foreign(mine: Queue) -> None:
@@ -134,7 +128,7 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue, tidies: bool)
                 leases(mine).optimize.compact()
                 vacuum(ledgers_of(mine).path)
 
-    calls = [publish_foreign, publish, work, work, *([tidy] if tidies else [])]
+    calls = [publish_foreign, publish, work, work, tidy]
     with ThreadPoolExecutor() as pool:
         running = [pool.submit(call, again(queue)) for call in calls]
         try:
@@ -380,20 +374,15 @@ def test_a_restore_of_the_ledgers_takes_deliveries_back_and_loses_nothing(queue:
 GIVEN_UP = '{"commitInfo":{}}\n'
 
 
-def damaged_by(how: str, path: Path) -> None:
-    if how == "deleted":
-        path.unlink()
-    else:
-        path.write_bytes(
-            {
-                "truncated": path.read_bytes()[:100],
-                "garbage": b"\x00\xff\xfe",
-                "other JSON": b'{"add": [1]}\n',
-            }[how]
-        )
+LOG_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda path: path.unlink(),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "garbage": lambda path: path.write_bytes(b"\x00\xff\xfe"),
+    "other JSON": lambda path: path.write_bytes(b'{"add": [1]}\n'),
+}
 
 
-@pytest.mark.parametrize("how", ["deleted", "truncated", "garbage", "other JSON"])
+@pytest.mark.parametrize("how", LOG_DAMAGE)
 def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
     queue: Queue, limits: Limits, how: str
 ) -> None:
@@ -407,7 +396,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
     full.stats()
     commit = entry(queue, 3)
     good = commit.read_bytes()
-    damaged_by(how, commit)
+    LOG_DAMAGE[how](commit)
 
     taken = lease(worker, 10, "w")
     assert [m.value for m in taken.messages] == [b"a", b"b"], "what lies before it goes on"
@@ -459,17 +448,6 @@ def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: 
     assert drain(again(queue)) == [b"a", b"b", b"other"]
 
 
-def break_pages(path: Path) -> None:
-    """Write a file again in snappy pages, of which the first one is no snappy."""
-    sink = pa.BufferOutputStream()
-    rows = pq.ParquetFile(path).read()
-    pq.write_table(rows, sink, compression="snappy", use_dictionary=False)
-    data = bytearray(sink.getvalue())
-    _, page = decode(bytes(data), 4)
-    data[page : page + 5] = b"\xff" * 5
-    path.write_bytes(data)
-
-
 def flip_bit(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
 
@@ -481,7 +459,6 @@ def overwrite_page(path: Path) -> None:
 
 ONE_ROW = pa.table({"value": [b"1"]})
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "no snappy": break_pages,
     "missing": lambda path: path.unlink(),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-10]),
     "empty": lambda path: path.write_bytes(b""),
@@ -558,7 +535,7 @@ def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue
     assert again(queue).stats()["published"] == 2
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "no snappy"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "a page overwritten"])
 def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
     queue: Queue, limits: Limits, damage: str
 ) -> None:
@@ -596,7 +573,7 @@ def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_reported(
     lease(queue, 1).ack()
     broken = leases(queue).version() + 1
     lease(queue, 1).ack()
-    damaged_by(how, entry(queue, broken, "leases"))
+    LOG_DAMAGE[how](entry(queue, broken, "leases"))
     with pytest.raises(
         errors.CorruptLog, match=f"commit {broken} of {ledgers_of(queue).path}"
     ) as caught:
@@ -612,7 +589,7 @@ def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_reported(
     worker.sweep()
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "no snappy"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "a page overwritten"])
 def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage: str) -> None:
     queue.publish("a")
     index_commits(queue)
