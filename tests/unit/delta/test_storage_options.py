@@ -157,7 +157,6 @@ def test_a_path_that_no_library_expands_is_refused(scheme: str, name: str, path:
         ("max_retries", SECRET),
         ("retry_timeout", SECRET),
         ("retry_timeout", "30"),
-        ("retry_timeout", "1 fortnight"),
         ("backoff.base", SECRET),
         ("aws_conditional_put", f"dynamo:{SECRET}"),
         ("aws_conditional_put", "disabled"),
@@ -220,13 +219,8 @@ def test_client_options_of_the_environment_stay_if_others_are_given() -> None:
     [
         ("s3://b", {"aws_disable_tagging": SECRET}),
         ("s3://b", {"timeout": SECRET}),
-        ("s3://b", {"root_certificate": SECRET}),
-        ("s3://b", {"aws_checksum_algorithm": SECRET}),
-        ("s3://b", {"proxy_url": f"::{SECRET}"}),
         ("az://c", {"account_name": "a", "account_key": SECRET}),
-        ("az://c", {"account_name": "a", "sas_token": SECRET}),
         ("gs://b", {"service_account": f"/nowhere/{SECRET}"}),
-        ("gs://b", {"service_account_key": SECRET}),
     ],
 )
 def test_a_value_that_obstore_refuses_is_not_shown(root: str, options: dict[str, str]) -> None:
