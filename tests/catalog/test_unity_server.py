@@ -16,7 +16,6 @@ from support.harness import Stream, numbered, publish, values
 from unity_server import UnityServer
 
 from spark_mq import Queue
-from spark_mq.errors import InvalidOption
 from spark_mq.integrations.unity_catalog import locate
 
 
@@ -68,17 +67,6 @@ def test_a_queue_lives_where_an_external_table_is_registered(unity: UnityServer)
     queue.publish(["a"])
     lease = queue.group("g").lease("w")
     lease.ack()
-
-
-def test_a_managed_volume_is_refused(unity: UnityServer) -> None:
-    path = f"uc://{unity.new_volume(volume_type='MANAGED', storage_location=None)}/q"
-    with pytest.raises(InvalidOption, match="of the type MANAGED"):
-        Queue.create(path, storage_options=unity.options)
-
-
-def test_a_volume_that_is_not_there_is_refused(unity: UnityServer) -> None:
-    with pytest.raises(InvalidOption, match="no volume or table of this name"):
-        Queue.open("uc://main.app.nothing/q", storage_options=unity.options)
 
 
 def test_a_worker_outlives_its_keys(unity: UnityServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,11 +49,11 @@ class UnityServer:
         with urllib.request.urlopen(asked, timeout=30) as reply:
             return json.load(reply)
 
-    def new_volume(self, **others: Any) -> str:
+    def new_volume(self) -> str:
         """Create an external volume and return its full name."""
         name = f"v{uuid.uuid4().hex}"
         place = {"volume_type": "EXTERNAL", "storage_location": f"s3://{BUCKET}/data/{name}"}
-        self.call("/volumes", {"name": name, **SCHEMA, **place, **others})
+        self.call("/volumes", {"name": name, **SCHEMA, **place})
         return f"main.app.{name}"
 
     def new_table(self) -> str:

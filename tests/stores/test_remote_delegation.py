@@ -15,7 +15,6 @@ from support.stores import RemoteStore
 from support.tables import context_of, ledgers_of
 
 from spark_mq import Lease, Queue
-from spark_mq.storage.commit_turn import DelegatedRequest
 from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
 
 __all__ = ["machines", "pool", "processes"]
@@ -91,17 +90,6 @@ def test_competing_writers_over_a_store_that_fails_all_the_time_lose_nothing(
     assert len(done) == len(set(done)) == 80
     stats = Queue.open(queue.path, storage_options=remote.options).group().stats()
     assert (stats.acked, stats.leased, stats.dead) == (80, 0, 0)
-
-
-def test_a_request_has_a_small_file(queue: Queue, limits: Limits) -> None:
-    limits(name_bytes=0)
-    turn = post_lease(queue, 5)
-    (info,) = ledgers_of(queue).files.list(FOLDER)
-    assert info.size < 200
-    read = DelegatedRequest.decode(
-        info.path.rpartition("/")[2], ledgers_of(queue).files.read(info.path)
-    )
-    assert read.request_id == turn.request_id
 
 
 @pytest.mark.only_on("gcs")  # versitygw keeps files, which cannot have such names

@@ -10,9 +10,7 @@ import pytest
 from faulty_store import AFTER, BEFORE, RESET, FaultyStore
 from support.stores import RemoteStore, race
 
-from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore
-from spark_mq.errors import InvalidOption
 
 
 @pytest.fixture
@@ -61,25 +59,6 @@ def test_a_listing_has_more_than_one_page(store: ObjectStore) -> None:
         store.write(f"log/{number:04}", b"")
     assert [info.path for info in store.list("log")] == [f"log/{n:04}" for n in range(1_003)]
     assert len(store.list_all()) == 1_003
-
-
-@pytest.mark.only_on("azurite")
-def test_azure_refuses_a_backslash(store: ObjectStore) -> None:
-    """Azure would turn it into "/", so the file would get another name."""
-    path = "k=x\\y/x\\y"
-    for call in (
-        store.read,
-        store.open,
-        lambda p: store.write(p, b""),
-        lambda p: store.create(p, b""),
-    ):
-        with pytest.raises(FileNotFoundError, match="no names with a backslash"):
-            call(path)
-    assert not store.exists(path)
-    assert store.list("") == store.list_all() == []
-    for name in ("x\\y", "x%5Cy", "x%5cy/queue"):
-        with pytest.raises(InvalidOption, match=r"must not have .*Use another folder"):
-            Queue.create(f"{store.root}/{name}", storage_options=store.options)
 
 
 def test_the_root_of_a_bucket_and_encoded_roots(remote: RemoteStore) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-from faulty_store import AFTER, RESET, FaultyStore
+from faulty_store import FaultyStore
 from support.byte_store import ByteStore, Call
 from support.clocks import MachineClocks
 from support.handles import again, lease
@@ -114,20 +114,6 @@ def test_who_takes_turns_with_another_asks_for_two_commits_at_once(
     byte_store.on("read", act=meet, of=ledgers_of(late).files)
     queue.group().lease("w", max_messages=1)
     assert log.refresh().version == seen + 1
-
-
-@pytest.mark.parametrize("fault", [None, AFTER, RESET])
-def test_a_publish_lands_once_and_behind_what_others_have_published(
-    queue: Queue, late: Queue, proxy: FaultyStore, fault: str | None
-) -> None:
-    first = queue.publish(["a", "b"])
-    if fault is not None:
-        proxy.once(fault, "PUT", "messages/_delta_log")
-    second = late.publish(["c"], producer_id="p", producer_sequence=1)
-    assert second.version == first.version + 1
-    lease = queue.group().lease("w", max_messages=10)
-    assert [m.value for m in lease.messages] == [b"a", b"b", b"c"]
-    assert late.last_producer_sequence("p") == 1
 
 
 def test_a_lease_without_a_look_takes_nothing_that_a_trim_has_dropped(remote: RemoteStore) -> None:

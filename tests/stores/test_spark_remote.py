@@ -128,15 +128,15 @@ def test_a_publish_lands_once_if_the_store_fails(
     assert sorted(bytes(m.value).decode() for m in lease.messages) == numbered(ROWS)
 
 
-def drain(spark: Any, queue: Queue, proxy: FaultyStore, home: Path) -> None:
-    """A stream of several batches through the proxy, which settles here and there.
-
-    Each message must reach it once.
-    """
+def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
+    spark: Any, queue: Queue, proxy: FaultyStore, tmp_path: Path
+) -> None:
+    """In several batches, which it settles here and there."""
+    proxy.often(0.03, 1)
     queue.publish(numbered(ROWS))
     seen: list[str] = []
     sizes = {"maxMessagesPerTrigger": "16", "minPartitions": "2"}
-    stream = Stream(spark, through(queue, proxy), home, **sizes)
+    stream = Stream(spark, through(queue, proxy), tmp_path / "checkpoint", **sizes)
 
     def process(batch: Any, lease: Any) -> None:
         seen.extend(values(batch))
@@ -146,13 +146,6 @@ def drain(spark: Any, queue: Queue, proxy: FaultyStore, home: Path) -> None:
     assert sorted(seen) == numbered(ROWS)
     assert queue.group("g").stats().acked == ROWS
     check(queue)
-
-
-def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
-    spark: Any, queue: Queue, proxy: FaultyStore, tmp_path: Path
-) -> None:
-    proxy.often(0.03, 1)
-    drain(spark, queue, proxy, tmp_path / "checkpoint")
     assert proxy.met() > 0
 
 

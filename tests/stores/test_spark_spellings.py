@@ -1,9 +1,9 @@
-"""Spark over queues whose paths change their spelling: streams, settles, sinks and a job."""
+"""Spark over queues whose paths change their spelling: streams, settles and sinks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from spark_mq.errors import InvalidOption
 from spark_mq.spark import for_each_batch
 
 pytestmark = pytest.mark.spark
-
-HANDLER = "def process(batch, lease):\n    assert batch.count()\n"
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one queue", "two"])
@@ -117,22 +115,3 @@ def test_the_sink_and_a_read_take_each_spelling(spark: Any, remote: RemoteStore)
         found = spark.read.format("spark_mq").options(**options).load(text)
         assert values(found) == ["once"]
     assert queue.describe().published == 1
-
-
-@pytest.mark.slow
-def test_a_job_continues_under_another_spelling(
-    remote: RemoteStore, tmp_path: Path, run_worker: Callable[..., str]
-) -> None:
-    paths = [remote.new_path(), remote.new_path()]
-    queues = make(remote, paths)
-    (tmp_path / "mine.py").write_text(HANDLER)
-    options = [
-        word
-        for name, value in remote.options.items()
-        for word in ("--storage-option", f"{name}={value}")
-    ]
-    for texts in (paths, spelled(remote, paths)):
-        for queue in queues:
-            queue.publish(["a"])
-        run_worker([*options, *(word for text in texts for word in ("--queue", text))], {})
-    assert [queue.group("g").stats().acked for queue in queues] == [2, 2]

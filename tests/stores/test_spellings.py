@@ -121,19 +121,6 @@ def test_the_page_shows_the_queue_under_each_spelling(remote: RemoteStore) -> No
 
 
 @pytest.mark.only_on("azurite")
-@pytest.mark.parametrize("name", ["AZURE_STORAGE_ALLOW_HTTP", "AZURE_ALLOW_HTTP"])
-def test_http_is_allowed_by_the_environment(
-    remote: RemoteStore, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    options = {k: v for k, v in remote.options.items() if k != "allow_http"}
-    path = remote.new_path()
-    with pytest.raises(InvalidOption, match="azure_allow_http"):
-        Queue.create(path, storage_options=options)
-    monkeypatch.setenv(name, "true")
-    assert Queue.create(path, storage_options=options).groups() == []
-
-
-@pytest.mark.only_on("azurite")
 def test_the_documented_options_are_those_of_delta_rs_too(remote: RemoteStore) -> None:
     options = {k: v for k, v in remote.options.items() if k != "allow_http"}
     options["azure_allow_http"] = "true"
@@ -145,14 +132,6 @@ def test_the_documented_options_are_those_of_delta_rs_too(remote: RemoteStore) -
     )  # fmt: skip
     assert [m.text for m in lease(queue).messages] == ["x"]
     assert DeltaTable(table, storage_options=options).version() >= 1
-
-
-@pytest.mark.only_on("azurite")
-def test_an_endpoint_beside_the_emulator_is_refused(remote: RemoteStore) -> None:
-    options = {**remote.options, "use_emulator": "true"}
-    with pytest.raises(InvalidOption, match="Remove use_emulator") as caught:
-        Queue.create(remote.new_path(), storage_options=options)
-    assert caught.value.option == "azure_storage_endpoint"
 
 
 @pytest.mark.only_on("azurite")
