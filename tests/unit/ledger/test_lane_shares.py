@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from support.ledger_group import Group
 
 from spark_mq import GroupSettings
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
-from spark_mq.ledger.settle import ACK, NACK, REJECT
+from spark_mq.ledger.settle import ACK, NACK
 
 from .slot_files import LANES, LAYOUT, file_of, ordered
 
@@ -186,110 +183,9 @@ def test_the_limit_counts_all_priorities():
     assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 3, 1: 3}
 
 
-FILES = st.lists(  # of each file: lanes, and how many messages of each
-    st.dictionaries(st.sampled_from([0, 1, 2, 3, None]), st.integers(1, 40), min_size=1),
-    min_size=1, max_size=8,
-)  # fmt: skip
-STEPS = st.lists(
-    st.tuples(st.integers(1, 60), st.sampled_from(["ack", "nack", "reject", "hold", "expire"])),
-    min_size=1, max_size=30,
-)  # fmt: skip
-
-
-def made(files: list[dict[int | None, int]]) -> list[DataFile]:
-    by_slot = [sorted(one.items(), key=lambda run: LANES if run[0] is None else run[0])
-               for one in files]  # fmt: skip
-    return [file_of(version, *((0, lane, rows) for lane, rows in runs))
-            for version, runs in enumerate(by_slot, 1)]  # fmt: skip
-
-
-class OneQueueForEachKey:
-    """A naive scheduler: a queue of messages for each lane, and how many of it are leased."""
-
-    def __init__(self, group: Group) -> None:
-        self.waiting: dict[int | None, set[int]] = defaultdict(set)
-        self.held: Counter[int | None] = Counter()
-        for slot, first, last in group.index.slot_runs(0, group.index.last_sequence):
-            self.waiting[group.index.layout.lane_of(slot)] |= set(range(first, last + 1))
-
-    def room(self, lane: int | None, limit: int | None) -> int:
-        unlimited = limit is None or lane is None
-        return 1_000_000 if unlimited else limit - self.held[lane]
-
-    def take(self, group: Group, seqs: list[int], wanted: int, limit: int | None) -> None:
-        """Check a lease that is no retry: it is full, and each lane is within its limit."""
-        can = {lane: min(len(left), self.room(lane, limit)) for lane, left in self.waiting.items()}
-        assert len(seqs) == min(wanted, sum(can.values())), "a lease has all that it may have"
-        taken = Counter(lanes_of(group, seqs))
-        for seq, lane in zip(seqs, lanes_of(group, seqs), strict=True):
-            self.waiting[lane].remove(seq)
-        for lane, messages in taken.items():
-            assert messages <= can[lane]
-            self.held[lane] += messages
-
-    def end(self, group: Group, seqs: list[int], *, back: bool) -> None:
-        for seq, lane in zip(seqs, lanes_of(group, seqs), strict=True):
-            self.held[lane] -= 1
-            if back:
-                self.waiting[lane].add(seq)
-
-
-@given(FILES, STEPS, st.sampled_from(["none", "fair"]), st.sampled_from([None, 1, 3, 20]))
-@example([{0: 40}, {0: 40}, {1: 2}], [(10, "hold"), (10, "expire")], "fair", 3)
-def test_leases_against_one_queue_for_each_key(
-    files: list[dict[int | None, int]], steps: list[tuple[int, str]], order: str, limit: int | None
-):
-    # Released messages come back alike, so that no lease isolates suspects.
-    settings = {"order": order, "max_in_flight_per_key": limit, "max_delivery_attempts": None}
-    group = ordered(*made(files), **settings)
-    naive, open_leases = OneQueueForEachKey(group), list[tuple[str, list[int]]]()
-    for at, (wanted, how) in enumerate(steps):
-        if order == "none" and limit is None:
-            break
-        seqs = group.lease(f"l{at}", wanted)
-        naive.take(group, seqs, wanted, limit)
-        if not seqs:
-            continue
-        if how in ("hold", "expire"):
-            open_leases.append((f"l{at}", seqs))
-        else:
-            verb = {"ack": ACK, "reject": REJECT, "nack": "release"}[how]
-            group.settle(verb, f"l{at}")
-            naive.end(group, seqs, back=how == "nack")
-        if how == "expire":
-            for lease_id, held in open_leases:
-                group.settle("release", lease_id)
-                naive.end(group, held, back=True)
-            open_leases.clear()
-    for at in count():  # all that is left is delivered once
-        seqs = group.lease(f"end{at}", 1_000)
-        if not seqs and not open_leases:
-            break
-        for lease_id, held in [*open_leases, (f"end{at}", seqs)]:
-            group.settle(ACK, lease_id)
-            naive.end(group, held, back=False)
-        for seq, lane in zip(seqs, lanes_of(group, seqs), strict=True):
-            naive.waiting[lane].remove(seq)
-            naive.held[lane] += 1
-        open_leases.clear()
-    assert not any(naive.waiting.values())
-
-
-@given(
-    st.lists(st.sampled_from([0.25, 0.5, 1, 2, 4, 10]), min_size=4, max_size=4),
-    st.integers(1, 400), st.integers(0, 2**40), st.integers(2, 6),
-)  # fmt: skip
-def test_shares_against_weighted_queues(weights: list[float], limit: int, time: int, leases: int):
-    """While all lanes have messages, each has its weight's share, up to two bursts."""
-    files = [file_of(version, *((0, lane, 2_000) for lane in range(4))) for version in (1, 2)]
-    group = fair(*files, weights=dict(zip((KEYS[n] for n in range(4)), weights, strict=True)))
-    head = replace(group.ledger.head, fair_time=time)
-    group.ledger = group.ledger.replaced(head, group.ledger.events)
-    found = sum(drain(group, limit, leases), Counter())
-    burst = max(1, limit // BURSTS)
-    for lane, weight in enumerate(weights):
-        share = limit * leases * weight / sum(weights)
-        assert abs(found[lane] - share) <= (2 + leases) * burst
+def test_what_a_lane_leaves_of_its_share_goes_to_the_oldest_of_the_others():
+    group = fair(file_of(1, (0, 0, 40), (0, 1, 2), (0, 2, 9)))
+    assert [seq - sequence(1, 0) for seq in group.lease("a", 30)] == [*range(19), *range(40, 51)]
 
 
 @pytest.mark.parametrize(
