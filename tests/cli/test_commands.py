@@ -212,22 +212,6 @@ def test_a_pipe_that_closes_early_is_no_error(queue: Queue) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_offers_commands(shell: str) -> None:
-    words = {"COMP_WORDS": "spark-mq queue ", "COMP_CWORD": "2",
-             "_TYPER_COMPLETE_ARGS": "spark-mq queue ",
-             "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
-    done = completed(f"complete_{shell}", words)
-    assert {"list", "create", "describe", "purge", "drop"} <= set(
-        done.replace('"', " ").replace(":", " ").replace("\t", " ").split()
-    )
-
-
-def completed(how: str, words: dict[str, str]) -> str:
-    return started(**words, _SPARK_MQ_COMPLETE=how).communicate(timeout=120)[0]
-
-
-@pytest.mark.slow
 def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
     here = f"--queue {queue.path} --group"
     assert completion_of(f"spark-mq replay {here} ") == ["audit", "billing"]
@@ -237,7 +221,8 @@ def test_completion_offers_the_groups_of_the_queue(queue: Queue) -> None:
 def completion_of(text: str) -> list[str]:
     """What bash shows for a line that ends where the cursor is."""
     place = str(len(text.split(" ")) - 1)
-    return completed("complete_bash", {"COMP_WORDS": text, "COMP_CWORD": place}).split()
+    words = {"COMP_WORDS": text, "COMP_CWORD": place, "_SPARK_MQ_COMPLETE": "complete_bash"}
+    return started(**words).communicate(timeout=120)[0].split()
 
 
 @pytest.mark.slow

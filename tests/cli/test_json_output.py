@@ -148,10 +148,9 @@ def commits_below(folder: Path) -> set[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", [
     {"PYTHONIOENCODING": "ascii"},
-    pytest.param({"PYTHONIOENCODING": "latin-1"}, marks=pytest.mark.slow),
-    pytest.param({"LC_ALL": "C"}, marks=pytest.mark.slow),
-    pytest.param({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-                 marks=pytest.mark.slow),
+    {"PYTHONIOENCODING": "latin-1"},
+    {"LC_ALL": "C"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_no_command_fails_because_stdout_lacks_a_character(

@@ -67,11 +67,9 @@ def queue(tree: Tree, tmp_path: Path) -> str:
     code = (
         "import sys; from spark_mq import Queue;"
         "queue = Queue.create(sys.argv[1], nap='3s', siesta='2h', durable=False);"
-        "queue.group('g').ensure(); print(repr(Queue.open(sys.argv[1]).settings))"
+        "queue.group('g').ensure()"
     )
-    shown = run(tree, "-c", code, path)
-    assert "nap=datetime.timedelta(seconds=3)" in shown
-    assert "siesta=datetime.timedelta(seconds=7200)" in shown
+    run(tree, "-c", code, path)
     return path
 
 
