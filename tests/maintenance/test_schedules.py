@@ -203,8 +203,8 @@ def remove(queue: Queue) -> object:
     return queue.remove_schedule("s")
 
 
-def resume_by_a_clock_behind(queue: Queue) -> object:
-    return resume(again(queue, ManualClock(NOON)))
+def by_a_clock_behind(step: Callable[[Queue], object]) -> Callable[[Queue], object]:
+    return lambda queue: step(again(queue, ManualClock(NOON)))
 
 
 HOURLY = every("1h")
@@ -221,7 +221,10 @@ STORIES: dict[str, tuple[tuple[Any, ...], list[str]]] = {
         ["15 13:00", "15 16:00"],
     ),
     "a clock behind brings back no instant of before the pause": (
-        (HOURLY, "150m", pause, resume_by_a_clock_behind), [],
+        (HOURLY, "150m", pause, by_a_clock_behind(resume)), [],
+    ),
+    "nor one of before a new rule": (
+        (HOURLY, "150m", every("20m"), by_a_clock_behind(every("30m"))), [],
     ),
     "one made again starts at its creation": (
         (HOURLY, "1h", sweep, "3h", remove, sweep, "3h", HOURLY, sweep, "1h"),
