@@ -206,7 +206,7 @@ def test_a_search_of_the_archive_finds_all_that_matches(delta_queue: Make, opera
 
 
 def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make, limits: Limits) -> None:
-    limits(history_batch=7)
+    limits(history_batch=7, history_read_batch=7)
     queue = released(delta_queue(), 30)
     expected = reported(queue)
     assert Counter(event for event, *_ in expected) == {"leased": 30, "released": 30}

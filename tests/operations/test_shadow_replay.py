@@ -479,6 +479,7 @@ def test_a_printed_report_shows_ten_shapes_of_errors(shapes: int, more: list[str
 def test_the_report_in_a_notebook_escapes_errors() -> None:
     page = replay(settled("ack:<b>", "reject:b"), refuse)._repr_html_()
     assert "Errors by shape" in page
+    assert "Acked then, and not now" in page
     assert "ack:&lt;b&gt;" in page
     assert "ack:<b>" not in page
 

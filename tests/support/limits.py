@@ -37,6 +37,7 @@ PLACES = {
     "gap_check_seconds": "delta.follower.GAP_CHECK_SECONDS",
     "heartbeat_look": "worker.upkeep.LOOK_SECONDS",
     "history_batch": "storage.history_table.BATCH",
+    "history_read_batch": "operations.history.BATCH",
     "history_files": "storage.history_table.HistoryTable.small_files",
     "index_batch": "storage.commits_table.BATCH_FILES",
     "index_files": "storage.commits_table.CommitsTable.small_files",

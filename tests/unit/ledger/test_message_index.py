@@ -127,12 +127,16 @@ def test_commits_without_messages_move_the_version_and_it_never_steps_back():
 
 
 @pytest.mark.parametrize(
-    ("instant", "expected"),
-    [(0, 0), (10, 0), (11, sequence(1, 0)), (20, sequence(1, 0)), (21, sequence(1, 1) + 1)],
-)
-def test_the_first_sequence_published_since(instant, expected):
+    ("instant", "since", "older"),
+    [
+        (0, 0, -1), (9, 0, -1), (10, 0, 2), (11, sequence(1, 0), 2),
+        (20, sequence(1, 0), sequence(1, 1)), (21, sequence(1, 1) + 1, sequence(1, 1)),
+    ],
+)  # fmt: skip
+def test_sequences_by_their_time(instant, since, older):
     index = MessageIndex([DataFile(0, 3, "a", 1, 10), DataFile(sequence(1, 0), 2, "b", 1, 20)], 1)
-    assert index.first_published_since(instant) == expected
+    assert index.first_published_since(instant) == since
+    assert index.last_of_older(instant) == older
 
 
 def test_a_clock_that_stepped_back_skips_no_message():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from queue import SimpleQueue
 from threading import Event
 
@@ -12,21 +15,23 @@ from spark_mq.operations.keep_alive import KeepAlive
 
 
 def test_leases_of_one_timeout_are_extended_together() -> None:
-    extended, known = set[tuple[tuple[str, ...], int]](), Event()
+    extended, known = defaultdict[tuple[tuple[str, ...], int], list[float]](list), Event()
 
     def extend(lease_ids: Sequence[str], timeout: int) -> None:
-        extended.add((tuple(lease_ids), timeout))
-        if len(extended) > 1:
+        extended[tuple(lease_ids), timeout].append(time.monotonic())
+        if len(extended) > 1 and len(extended[("short",), 30_000]) > 2:
             known.set()
 
     keep_alive = KeepAlive(extend)
     try:
-        for lease_id, timeout in (("short", 3_000), ("long", 6_000), ("longer", 6_000)):
+        for lease_id, timeout in (("short", 30_000), ("long", 60_000), ("longer", 60_000)):
             keep_alive.add(lease_id, timeout, 3600 * SECOND)
         assert known.wait(60)
     finally:
         keep_alive.stop()
-    assert extended == {(("short",), 3_000), (("long", "longer"), 6_000)}
+    assert set(extended) == {(("short",), 30_000), (("long", "longer"), 60_000)}
+    times = extended[("short",), 30_000]
+    assert all(later - earlier > 0.009 for earlier, later in pairwise(times)), "a third of its time"
 
 
 def test_a_short_lease_is_extended_while_a_long_one_waits() -> None:
