@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore
-from support.handles import Killed, die, lease
+from support.handles import Killed, die, lease, leased
 from support.queues import Make
 from support.tables import ledgers_of, messages_of
 
@@ -29,8 +29,7 @@ VALUES = pa.schema([("value", pa.binary())])
 def queue(delta_queue: Make) -> Queue:
     """A queue with a message published, and one leased by "w"."""
     queue = delta_queue()
-    queue.publish(["a", "b"])
-    lease(queue, 1)
+    leased(queue, "a", "b", count=1)
     return queue
 
 
@@ -69,13 +68,6 @@ def refused(tmp_path: Path) -> Refused:
 def test_a_queue_is_opened_or_created_by_name(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"use Queue\.open\(path\) or Queue\.create\(path\)"):
         Queue(str(tmp_path))  # type: ignore[arg-type]
-
-
-def test_a_queue_that_is_there_already(refused: Refused, queue: Queue) -> None:
-    reported = (queue.path, "Queue.open", "exist_ok=True")
-    error = refused(errors.QueueExists, lambda: Queue.create(queue.path), *reported)
-    assert error.path == queue.path
-    assert Queue.create(queue.path, exist_ok=True).stats()["published"] == 2
 
 
 @pytest.mark.parametrize("call", [Queue.open, Queue.create])
@@ -140,8 +132,7 @@ def test_a_half_made_queue_is_finished_by_making_it_again(
     exist_ok = died_before.startswith("dead")
     queue = Queue.create(path, visibility_timeout="7s", exist_ok=exist_ok)
     assert queue.settings.group.visibility_timeout == timedelta(seconds=7)
-    queue.publish("a")
-    lease(queue).ack()
+    leased(queue, "a").ack()
     queue.dead_letters.publish("b")
 
 
@@ -185,8 +176,7 @@ def test_a_queue_made_anew_under_a_handle(refused: Refused, queue: Queue) -> Non
     shutil.rmtree(queue.path)
     fresh = Queue.create(queue.path)
     for _ in range(5):
-        fresh.publish("x")
-        lease(fresh, 1)
+        leased(fresh, "x", count=1)
     for call in (held.ack, lambda: queue.group().lease("w")):
         refused(errors.NotAQueue, call, "created again after", "Open the queue again")
 

@@ -131,11 +131,6 @@ def test_a_worker_says_why_it_ends_before_the_group_is_empty(
     assert work(group).blocked_because == ""
 
 
-def test_pause_makes_a_group(queue: Queue) -> None:
-    queue.group("early").pause("not yet")
-    assert queue.group("early").lease("w") is None
-
-
 def test_a_pause_may_end_by_itself(queue: Queue, clock: ManualClock) -> None:
     numbers(queue)
     group = queue.group()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.handles import again, archive, index_commits, lease
+from support.handles import again, archive, index_commits, lease, leased
 from support.queues import Place
 
 from spark_mq import Queue
@@ -126,8 +126,7 @@ def test_two_sweeps_create_a_table_at_once(place: Place, table: str) -> None:
 
     def two_handles() -> list[Queue]:
         queue = Queue.create(**place(), durable=False)
-        queue.publish("a")
-        lease(queue).release()
+        leased(queue, "a").release()
         return [queue, again(queue)]
 
     chore = archive if table == "history" else index_commits
@@ -172,6 +171,7 @@ def test_an_existing_queue_is_not_compared_with_defaults_that_nobody_gave(place:
     queue = Queue.create(**at, **SETTINGS)
     with pytest.raises(QueueExists) as refused:
         Queue.create(**at)
+    assert refused.value.path == queue.path
     assert "with other settings" not in str(refused.value)
     for given in ({}, {"lanes": 2}, {"visibility_timeout": 30, "retention": "168h"}):
         assert Queue.create(**at, **given, exist_ok=True).settings == queue.settings

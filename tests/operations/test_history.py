@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from support.arrow_memory import heap_in_use
 from support.byte_store import ByteStore
 from support.clocks import instant
-from support.handles import again, archive, archived, history, killed, lease, on_commit
+from support.handles import again, archive, archived, history, killed, lease, leased, on_commit
 from support.having import having
 from support.limits import Limits, keeping
 from support.people import another_process, as_visitor
@@ -145,8 +145,7 @@ def test_the_kept_events_take_no_more_memory_than_they_are_counted_for(delta_que
     """They took three times as much, so that a process that sweeps for hours grew by 100 MB."""
     queue = delta_queue()
     for n in range(20):
-        queue.publish([str(n)])
-        lease(queue).ack()
+        leased(queue, str(n)).ack()
     table, before = ledgers_of(queue), heap_in_use()
     kept = []
     for _ in range(10):  # as many handles keep the events of the same commits
@@ -163,8 +162,7 @@ def test_a_second_look_reads_only_the_commits_since_the_first(
 ) -> None:
     limits(tag_bytes=0)  # as of large ledgers, whose events only the files have
     queue = delta_queue()
-    queue.publish(["a", "b"])
-    taken = lease(queue, 2)
+    taken = leased(queue, "a", "b")
     before, looking = history(queue), again(queue)
     assert history(looking) == before
     taken.ack()
@@ -299,15 +297,10 @@ def test_a_message_has_its_whole_life_in_its_trace(queue: Queue) -> None:
     ]
     assert [e.error for e in trace.events] == [None, "no", None], "each error shows once"
     printed = str(trace)
-    for part in ("id-1", "leased", "rejected -> dead", "by w", "error: no", "reason: rejected"):
-        assert part in printed
-    assert "routed -> settled: dead_lettered" in printed
     last = "  group default settled it: dead_lettered  reason: rejected  error: no"
     assert printed.splitlines()[-1] == last
     assert str(again(queue).trace(s + 1)) == printed
-    *_, acked, end = str(queue.trace(s)).splitlines()
-    assert "acked -> settled  by w" in acked
-    assert end == "  group default settled it: acked"
+    assert str(queue.trace(s)).endswith("\n  group default settled it: acked")
     assert queue.trace(s + 2).outcomes == ()
 
 
@@ -466,8 +459,7 @@ def redriven(queue: Queue, clock: ManualClock) -> tuple[int, int]:
 
 @pytest.mark.parametrize("own_id", [True, False], ids=["id of the publisher", "random id"])
 def test_a_trace_follows_redrives_in_both_directions(queue: Queue, own_id: bool) -> None:
-    queue.publish(["other", Message("same id", message_id="m")])
-    lease(queue).ack()
+    leased(queue, "other", Message("same id", message_id="m")).ack()
     message = Message("bad", message_id="m" if own_id else None, key="k")
     sequences = [queue.publish([message]).sequences[0]]
     for number in range(2):
