@@ -48,7 +48,7 @@ def test_within_the_margin_no_lease_is_ended_early(
 # -- a clock that jumps
 
 
-NONSENSE = [datetime(year, 1, 1, tzinfo=UTC) for year in (1, 1970, 9999)]
+NONSENSE = [datetime(*day, tzinfo=UTC) for day in ((1, 1, 1), (1970, 1, 1), (9999, 12, 31))]
 """As of a machine that starts without its battery."""
 
 
