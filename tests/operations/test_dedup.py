@@ -66,6 +66,7 @@ def test_a_second_publish_of_an_id_publishes_nothing_and_says_so(queue: Queue) -
     second = again(queue).publish([message("a", "3"), message("b", "4")])
     assert (second.duplicate, second.duplicates) == (True, (0, 1))
     assert (second.version, second.published, list(second.sequences)) == (None, 0, [])
+    assert messages_of(queue).index().version == first.version
     assert second.duplicate_of == {0: first.sequences[0], 1: first.sequences[1]}
     assert published(queue) == ["1", "2"]
 
