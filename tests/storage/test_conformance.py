@@ -19,7 +19,7 @@ from support.tables import add_file, context_of, messages_of, on_write
 
 from spark_mq import Lease, Message, Queue, SettleResult, errors
 from spark_mq.ledger.message_index import sequence
-from spark_mq.testing import ManualClock, memory_queue
+from spark_mq.testing import ManualClock
 
 
 def values(lease: Lease) -> list[bytes]:
@@ -170,11 +170,6 @@ def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make, clock: ManualCl
     )
     assert group.ack(lease.lease_id) == SettleResult(1)
     assert values(take(copy)) == [b"b"]
-
-
-def test_a_queue_in_memory_says_why_it_cannot_be_pickled() -> None:
-    with pytest.raises(TypeError, match="memory"):
-        pickle.dumps(memory_queue())
 
 
 @pytest.mark.parametrize("kind", [getattr(errors, name) for name in errors.__all__])
