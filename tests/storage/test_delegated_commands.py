@@ -629,10 +629,6 @@ def test_an_interrupted_writer_withdraws_its_request(queue: Queue, byte_store: B
 # -- an outage of a writer whose commands are delegated
 
 
-def unreachable() -> None:
-    raise OSError("503")
-
-
 def test_what_another_writer_has_run_is_reported_although_the_store_failed(
     queue: Queue, byte_store: ByteStore
 ) -> None:
@@ -641,7 +637,7 @@ def test_what_another_writer_has_run_is_reported_although_the_store_failed(
 
     def run_it_and_fail() -> None:
         leased(queue, 1)
-        unreachable()
+        raise OSError("503")
 
     on_look(byte_store, sharing(other), run_it_and_fail)
     assert held.ack().settled == 5
