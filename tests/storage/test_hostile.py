@@ -20,10 +20,8 @@ from spark_mq.testing import ManualClock
 
 TEXTS = {
     "quotes": "it's \"quoted\" `so` \\ and \\' so",
-    "SQL": "'; DROP TABLE leases; --",
     "a predicate": "x' OR consumer_group = 'y",
-    "a path": "../../../../etc/passwd",
-    "an absolute path": "/etc/passwd%00.parquet",
+    "a path": "/../../etc/passwd%00.parquet",
     "a partition": "lane=7/__HIVE_DEFAULT_PARTITION__",
     "line ends": "a\nb\r\nc\rd\u2028e\u2029f\x85g",
     "NULs": "\x00a\x00",
@@ -31,7 +29,6 @@ TEXTS = {
     "nothing": "",
     "blanks": "  \t ",
     "JSON": '{"add": {"path": "x"}}',
-    "not Latin": "日本語 العربية עברית हिन्दी ไทย",
     "beyond the first plane": "\U0001f642\U0001f468\u200d\U0001f469\u200d\U0001f467 "
     "\U0001d518\U0001d52b\U0001d526 \U0010ffff",
     "combining and from right to left": "Z̸̡̛̃a̶l̴g̵o\u202egnp.exe",

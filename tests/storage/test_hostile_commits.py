@@ -77,14 +77,10 @@ def test_only_files_inside_the_table_count(tmp_path: Path, delta_queue: Make, pa
 
 
 NOWHERE = {
-    "a long name": "x" * 5_000,
     "a name of 300 bytes": "x" * 300,
-    "names of 200 bytes": "/".join(["x" * 200] * 25),
-    "thousands of folders": "a/" * 2_000 + "f.parquet",
     "a hundred thousand": "a/" * 100_000 + "f.parquet",
     "half a character": "a\ud800.parquet",
     "the other half": "a\udc80.parquet",
-    "half a folder": "\udfff/f.parquet",
 }
 """Names that no store can hold."""
 
@@ -190,9 +186,7 @@ def test_a_link_inside_the_table_is_a_file_also_if_the_queue_lies_behind_one(
     ("files", "rows", "there"),
     [
         pytest.param(1, 2**20 + 1, True, id="few rows"),
-        pytest.param(1, 4_000_000_000, True, id="few rows instead of billions"),
-        pytest.param(1, 2**20 + 1, False, id="no file"),
-        pytest.param(1, 4_000_000_000, False, id="no file instead of billions"),
+        pytest.param(1, 4_000_000_000, False, id="no file"),
         pytest.param(8, 2**19, True, id="many files"),
     ],
 )

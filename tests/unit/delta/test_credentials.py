@@ -68,7 +68,6 @@ def test_a_store_out_of_reach_with_credentials_stays_one(closed_port: int) -> No
 @pytest.mark.parametrize(
     ("path", "asked", "named"),
     [
-        ("s3://b/q", "PUT http://169.254.169.254/latest/api/token - 403 Forbidden", "aws_"),
         ("S3://b/q", "PUT http://169.254.169.254/latest/api/token - 403 Forbidden", "aws_"),
         ("s3a://b/q", "GET http://169.254.170.2/v2/credentials: timed out", "aws_"),
         (
@@ -76,7 +75,6 @@ def test_a_store_out_of_reach_with_credentials_stays_one(closed_port: int) -> No
             "GET http://metadata.google.internal/computeMetadata/v1/i: dns error",
             "google_",
         ),
-        ("az://b/q", "GET http://169.254.169.254/metadata/identity/oauth2/token", "azure_"),
         (
             "abfss://b@a.dfs.core.windows.net/q",
             "GET http://10.0.0.1/metadata/identity/oauth2/token",
@@ -114,7 +112,6 @@ def test_a_path_or_a_size_says_nothing_of_the_cause(byte_store: ByteStore, text:
 @pytest.mark.parametrize(
     "text",
     [
-        "error trying to connect: tcp connect error",
         "Connection reset by peer",
         "Server returned non-2xx status code: 503 Service Unavailable",
         "operation timed out",

@@ -192,10 +192,7 @@ def no_struct(rows: pa.Table) -> pa.Table:
 BROKEN: dict[str, Callable[[pa.Table], pa.Table]] = {
     "add without path": without("add", "path"),
     "add without struct": no_struct,
-    "txn without appId": without("txn", "appId"),
     "txn without version": without("txn", "version"),
-    "protocol without minReaderVersion": without("protocol", "minReaderVersion"),
-    "protocol without minWriterVersion": without("protocol", "minWriterVersion"),
     "no protocol": lambda rows: rows.drop_columns(["protocol"]),
     "broken page": lambda rows: rows,
 }
@@ -334,8 +331,6 @@ def removal(part: str) -> Change:
     [
         (change("theirs"), {"partitions": [{"part": "a"}]}),
         (removal("a"), {"partitions": [{"part": "a"}]}),
-        (change("theirs", "b"), {"whole_table": True}),
-        (change("theirs", "b", txns=[("app", 1)]), {"txns": [("app", 2)]}),
         (removal("b"), {"removes": [AddFile("part=b/x", 1)]}),
     ],
 )
