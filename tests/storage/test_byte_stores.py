@@ -71,12 +71,6 @@ def test_create_refuses_a_name_that_exists_and_keeps_its_content(store: ObjectSt
     assert paths(store) == ["log/1.json"]
 
 
-def test_an_entry_is_there_with_the_files_that_it_names(store: ObjectStore) -> None:
-    store.write("part.parquet", b"rows", sync=False)
-    store.create("log/1.json", b"entry", after=["part.parquet"])
-    assert (store.read("part.parquet"), store.read("log/1.json")) == (b"rows", b"entry")
-
-
 def test_a_missing_file_is_reported_by_each_method(store: ObjectStore) -> None:
     store.write("folder/file", b"")
     for path in ("missing", "missing/file", "folder", "folder/file/below"):

@@ -95,7 +95,7 @@ def check(run: Run, count: int, root: Path) -> None:
     path = root / "q"
     if not run.known(count, "created"):
         queue = Queue.create(path, retry_delay=0, retention=0, exist_ok=True)
-    queue = Queue.open(path, clock=_tomorrow)
+    queue = Queue.open(path, clock=lambda: datetime.now(UTC) + timedelta(days=1))
     if run.known(count, "numbered"):
         assert queue.last_producer_sequence("p") == 1
     delivered: dict[str, int] = {}
@@ -127,10 +127,6 @@ def check(run: Run, count: int, root: Path) -> None:
     for ledgers in (path / "leases", path / "dead_letters" / "leases"):
         if ledgers.exists():
             DeltaTable(str(ledgers)).to_pyarrow_table()  # SQL finds every file again
-
-
-def _tomorrow() -> datetime:
-    return datetime.now(UTC) + timedelta(days=1)
 
 
 def _dead(queue: Queue) -> set[str]:

@@ -61,16 +61,10 @@ def test_a_listing_has_more_than_one_page(store: ObjectStore) -> None:
     assert len(store.list_all()) == 1_003
 
 
-def test_the_root_of_a_bucket_and_encoded_roots(remote: RemoteStore) -> None:
+def test_the_root_of_a_bucket(remote: RemoteStore) -> None:
     name = uuid.uuid4().hex
-    ObjectStore(remote.root, remote.options).write(f"{name} x/file", b"1")
-    same = {"s3": "s3a", "az": "abfs"}
-    scheme, _, bucket = remote.root.partition("://")
-    other = f"{same.get(scheme, scheme)}://{bucket}"
-    for root in (f"{remote.root}/{name} x", f"{remote.root}/{name}%20x/", f"{other}/{name} x"):
-        store = ObjectStore(root, remote.options)
-        assert store.read("file") == b"1"
-        assert [info.path for info in store.list_all()] == ["file"]
+    ObjectStore(remote.root, remote.options).write(f"{name}/file", b"1")
+    assert ObjectStore(f"{remote.root}/{name}", remote.options).read("file") == b"1"
 
 
 @pytest.mark.only_on("versitygw")

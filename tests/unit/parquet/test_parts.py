@@ -19,13 +19,6 @@ from spark_mq.parquet.writer import write_file
 MB = 2**20
 
 
-def slices_of(counts: list[int]) -> list[tuple[FileSlice, int]]:
-    return [
-        (FileSlice(f"f{at}", 7, count, at << 32, 1, 10 * count), at)
-        for at, count in enumerate(counts)
-    ]
-
-
 def sequences(parts: list[tuple[FileSlice, int]]) -> list[tuple[int, int, str, int]]:
     return [
         (piece.first + n, piece.offset + n, piece.path, note)
@@ -96,7 +89,8 @@ def test_a_value_that_a_dictionary_holds_once_counts_each_time(tmp_path: Path) -
 
 def test_a_file_that_cannot_be_opened_is_cut_by_rows(tmp_path: Path) -> None:
     """Its reader says what is wrong with it."""
-    parts = list(cut_slices(ObjectStore(str(tmp_path)), slices_of([25]), max_rows=10))
+    slices = [(FileSlice("f", 7, 25, 0, 1, 250), None)]
+    parts = list(cut_slices(ObjectStore(str(tmp_path)), slices, max_rows=10))
     assert [piece.rows for part in parts for piece, _ in part] == [10, 10, 5]
 
 

@@ -142,21 +142,6 @@ def test_values_that_do_not_shrink_are_not_compressed(
     assert pq.read_table(tmp_path / written.path, columns=["value"])["value"].to_pylist() == values
 
 
-@pytest.mark.parametrize("last", [None, [], [("a", None)]])
-def test_headers_that_few_set_are_read(tmp_path: Path, last: list[tuple[str, str]] | None) -> None:
-    """One empty map among a million, or one without a value, is not null."""
-    rows = 60_000
-    headers = pa.array([None] * (rows - 1) + [last], pa.map_(pa.string(), pa.string()))
-    write_deltalake(tmp_path, pa.table({"value": pa.array([b"x"] * rows), "headers": headers}))
-    name = next(p.name for p in tmp_path.glob("*.parquet"))
-    found = (
-        MessageReader(ObjectStore(str(tmp_path)))
-        .read(FileSlice(name, rows - 2, 2, 0, 0, 0))["headers"]
-        .to_pylist()
-    )
-    assert found == [None, last]
-
-
 class Counted(io.FileIO):
     """A file that counts the bytes that are read of all such files."""
 
