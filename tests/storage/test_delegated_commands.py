@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.handles import again, on_commit, until
+from support.handles import again, on_commit, sequences, until
 from support.handles import lease as leased
 from support.limits import Limits
 from support.machines import end_requests, machines, pool, processes, sharing
@@ -85,10 +85,6 @@ def granted(turn: DelegationTurn, at: int = 0) -> set[int]:
     """The messages of the delegated lease, by the commit of another writer."""
     grant = decode_result(lease_of(), outcome(turn)[at])
     return {sequence for r in grant.ranges for sequence in range(r.first, r.last + 1)}
-
-
-def sequences(lease: Lease) -> set[int]:
-    return {message.sequence for message in lease.messages}
 
 
 def files(queue: Queue) -> list[Path]:

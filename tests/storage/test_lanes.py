@@ -15,7 +15,7 @@ from support.arrow_memory import at_most
 from support.limits import Limits
 from support.tables import group_ledger_of, messages_of
 
-from spark_mq import Lease, Message, Queue
+from spark_mq import Message, Queue
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.settle import ACK, NACK, SettlePart
@@ -196,17 +196,3 @@ def test_an_ack_in_the_commit_of_a_nack_settles_nothing_behind_it(queue: Queue) 
     assert (acked.settled, acked.lost, nacked.settled) == (1, [], 1)
     assert nacked.returned == [(third, third)]
     assert texts(group.lease("w", max_messages=3)) == ["1", "2"]
-
-
-def test_a_handler_of_leases_gets_each_key_in_order(queue: Queue) -> None:
-    group = queue.group()
-    group.configure(order="key")
-    queue.publish([Message(f"{n}", key=KEYS[n % 4]) for n in range(40)])
-    seen: dict[str | None, list[int]] = {}
-
-    def handle(lease: Lease) -> None:
-        for m in lease.messages:
-            seen.setdefault(m.key, []).append(int(m.text))
-
-    group.work(handle, mode="batch", threads=3, max_messages=4, until="empty")
-    assert seen == {key: list(range(at, 40, 4)) for at, key in enumerate(KEYS[:4])}

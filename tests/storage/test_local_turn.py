@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.handles import again, lease, on_commit, until
+from support.handles import again, lease, notes, on_commit, sequences, until
 from support.limits import Limits
 from support.machines import pool, processes, without_locks
 from support.rule_variants import first, instead, returns, rule_variant
 from support.tables import checkpoint, ledgers_of
 
-from spark_mq import Lease, Queue, errors
+from spark_mq import Queue, errors
 from spark_mq.storage.commit_turn import SERVED
 
 MINUTE = 60.0
@@ -76,20 +76,11 @@ def waiting(queue: Queue, pool: ThreadPoolExecutor, *calls: Callable[[], Any]) -
     return futures
 
 
-def sequences(lease: Lease) -> set[int]:
-    return {message.sequence for message in lease.messages}
-
-
-def notes(queue: Queue, since: int) -> list[dict[str, Any]]:
-    ledgers = ledgers_of(queue)
-    return [commit.note for commit in ledgers.log.commits(since + 1, ledgers.version())]
-
-
 def test_a_lone_writer_delegates_nothing(queue: Queue) -> None:
     before = ledgers_of(queue).version()
     lease(queue, 3).ack()
     assert not Path(queue.path, "_locks", "leases.requests").exists()
-    assert [SERVED in note for note in notes(queue, before)] == [False, False]
+    assert [SERVED in note for note in notes(queue)[before:]] == [False, False]
 
 
 def test_the_first_in_line_commits_for_all_that_wait(
@@ -103,7 +94,7 @@ def test_the_first_in_line_commits_for_all_that_wait(
     holder.close()
     assert acked.result(30).settled == 3
     assert len({seq for leased in leases for seq in sequences(leased.result(30))}) == 12
-    assert len(notes(queue, before)) == 1
+    assert len(notes(queue)[before:]) == 1
     pauses = [ledgers_of(handle).backoff.pause for handle in (queue, *handles)]
     assert pauses == [0.0] * 4, "the line orders"
     assert requests(queue) == []
@@ -186,7 +177,7 @@ def test_a_commit_by_a_person_runs_no_requests(queue: Queue, pool: ThreadPoolExe
     with rule_variant("LocalTurn._step_up", instead(step_up)):  # the other one waits for longer
         holder.close()
         assert again(queue).group().discard([last], reason="a mistake") == 1
-        (note,) = notes(queue, before)
+        (note,) = notes(queue)[before:]
         assert SERVED not in note
     asked.result(30)
 

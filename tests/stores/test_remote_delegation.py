@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import pytest
 from faulty_store import AFTER, BEFORE, RESET, FaultyStore
-from support.handles import again
+from support.handles import again, sequences
 from support.limits import Limits
 from support.machines import machines, pool, processes, sharing
 from support.stores import RemoteStore
 from support.tables import context_of, ledgers_of
 
-from spark_mq import Lease, Queue
+from spark_mq import Queue
 from spark_mq.storage.delegated_commands import FOLDER, DelegationTurn
 
 __all__ = ["machines", "pool", "processes"]
@@ -38,10 +38,6 @@ def post_lease(queue: Queue, count: int) -> DelegationTurn:
     turn = DelegationTurn(ledgers.files, ledgers.log, [["default", data]])
     turn.delegate()
     return turn
-
-
-def sequences(lease: Lease) -> set[int]:
-    return {m.sequence for m in lease.messages}
 
 
 @pytest.mark.parametrize("fault", [BEFORE, AFTER, RESET])

@@ -71,6 +71,10 @@ def leased(queue: Queue, *messages: bytes | str | Message, count: int = 10) -> L
     return lease(queue, count)
 
 
+def sequences(lease: Lease) -> set[int]:
+    return {message.sequence for message in lease.messages}
+
+
 def take(group: ConsumerGroup, count: int = 1_000, **options: Any) -> list[str]:
     """Lease messages and ack them. Return their texts."""
     found = group.lease("w", max_messages=count, **options)
