@@ -182,23 +182,6 @@ def test_a_commit_by_a_person_runs_no_requests(queue: Queue, pool: ThreadPoolExe
     asked.result(30)
 
 
-def test_a_request_that_cannot_run_goes_back_to_its_writer(
-    queue: Queue, pool: ThreadPoolExecutor
-) -> None:
-    """A lease without messages looks for the reason by itself, and a lost one fails there."""
-    held = lease(queue, 20)
-    held.ack()
-    holder = holder_of(queue)
-    (empty,) = waiting(queue, pool, lambda: again(queue).group().lease("w"))
-    lost = pool.submit(held.extend)
-    until(lambda: len(written(queue)) == 2)
-    holder.close()
-    assert empty.result(30) is None
-    with pytest.raises(errors.LeaseLost):
-        lost.result(30)
-    assert requests(queue) == []
-
-
 def test_a_request_that_is_not_complete_yet_is_none(queue: Queue) -> None:
     folder = Path(queue.path, "_locks", "leases.requests")
     folder.mkdir(parents=True)
