@@ -182,27 +182,25 @@ def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: Any) ->
     assert len(place.calls) == 60
 
 
-def test_a_stream_hears_of_what_others_publish_or_release(place: Place, stream: Any) -> None:
+def test_a_stream_hears_of_what_others_publish_release_or_let_expire(
+    place: Place, stream: Any
+) -> None:
+    start, others = stream.initial(), place.other.group()
     place.other.publish("a")
-    held = place.other.group().lease("theirs")
-    place.advance(POLL)
-    assert stream.may_have_news(POLL)
-    start = stream.initial()
-    assert [stream.latest(start) for _ in range(2)] == [start, start], "it is leased"
-    assert not stream.may_have_news(POLL)
-    held.release()
-    place.advance(POLL)
-    assert stream.may_have_news(POLL)
-    assert stream.latest(start) != start
 
+    def lease_at_another_place() -> Lease:
+        held = others.lease("theirs", visibility_timeout="10s")
+        place.advance(POLL)
+        assert stream.may_have_news(POLL)
+        assert [stream.latest(start) for _ in range(2)] == [start, start], "it is leased"
+        assert not stream.may_have_news(POLL)
+        return held
 
-def test_a_stream_looks_when_a_lease_of_others_expired(place: Place, stream: Any) -> None:
-    place.other.publish("a")
-    assert place.other.group().lease("theirs", visibility_timeout="10s") is not None
-    place.advance(POLL)
-    start = stream.initial()
-    assert [stream.latest(start) for _ in range(2)] == [start, start]
-    assert not stream.may_have_news(POLL)
+    lease_at_another_place()
     place.advance(12)
     assert stream.may_have_news(3600)
+    assert stream.latest(start) != start
+    lease_at_another_place().release()
+    place.advance(POLL)
+    assert stream.may_have_news(POLL)
     assert stream.latest(start) != start
