@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -35,26 +34,20 @@ def publish(queue: Queue, *texts: str, **options: Any) -> PublishReceipt:
     return queue.publish(messages(texts, **options))
 
 
-def test_an_unread_message_is_replaced(queue: Queue) -> None:
-    first = publish(queue, "a1", "b1")
+def test_an_unread_message_is_replaced_and_history_says_so(queue: Queue) -> None:
+    old, _ = publish(queue, "a1", "b1").sequences
     second = publish(again(queue), "a2")
     assert (second.published, second.duplicates, second.duplicate_of) == (1, (), {})
-    assert second.replaces == {0: first.sequences[0]}
+    assert second.replaces == {0: old}
+    assert queue.group().stats().ready == 3, "no lease has looked yet"
     assert take(queue.group()) == ["b1", "a2"]
     assert queue.group().stats() == having(acked=2, skipped=1, ready=0, ledger_ranges=0)
-
-
-def test_history_says_that_a_message_was_replaced(queue: Queue) -> None:
-    (old,) = publish(queue, "a1").sequences
-    publish(queue, "a2")
-    assert queue.group().stats().ready == 2, "no lease has looked yet"
-    assert take(queue.group()) == ["a2"]
     (event,) = (event for event in queue.trace(old).events if event.group == "default")
     assert (event.event, event.outcome) == ("replaced", "skipped")
     ends = queue.finished("default", outcome="skipped")
     assert [row["sequence"] for row in ends.to_pylist()] == [old]
     (note,) = (one for one in notes(queue) if "replace" in one["operation"])
-    assert (note["operation"], note["messages"]) == ("replace+lease", 2)
+    assert (note["operation"], note["messages"]) == ("replace+lease", 3)
 
 
 def test_a_lease_that_names_a_replaced_message_skips_it(queue: Queue) -> None:
@@ -171,9 +164,8 @@ def test_a_queue_that_replaces_keeps_ids_that_count() -> None:
     assert context_of(again(queue)).settings.dedup_replaces
 
 
-@pytest.mark.parametrize("buffered", [False, True])
 def test_a_publish_that_replaces_too_many_scattered_messages_is_refused(
-    queue: Queue, limits: Limits, buffered: bool
+    queue: Queue, limits: Limits
 ) -> None:
     """Its commit would have a tag without a bound."""
     for letter in "abcdefghijkl":
@@ -182,14 +174,8 @@ def test_a_publish_that_replaces_too_many_scattered_messages_is_refused(
     limits(replaced_bytes=100)
     before = messages_of(queue).log.refresh().version, messages_of(queue).files.list("")
     later = [f"{letter}2" for letter in "abcdefghijkl"]
-
-    def send() -> None:
-        with queue.publisher() if buffered else nullcontext(queue) as sender:
-            for given in messages(later) if buffered else [messages(later)]:
-                sender.publish(given)
-
     with pytest.raises(SparkMQError, match=r"replaces 12 messages .* in 3 parts, of about 4 "):
-        send()
+        publish(queue, *later)
     after = messages_of(queue).log.refresh().version, messages_of(queue).files.list("")
     assert after == before, "nothing is left behind"
     for first in range(0, len(later), 4):
