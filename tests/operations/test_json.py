@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import pytest
+from support.handles import leased
 
-from spark_mq import Message, Queue, ReceivedMessage
+from spark_mq import Message, Queue
 from spark_mq.errors import InvalidPayload
-
-
-def _received(queue: Queue, *payloads: Any) -> list[ReceivedMessage]:
-    queue.publish(list(payloads))
-    lease = queue.group().lease("w", max_messages=len(payloads))
-    return lease.messages
 
 
 def test_json_comes_back_as_it_was_published(queue: Queue) -> None:
     values = [{"id": 1, "name": "Zoë"}, [1.5, None, True], "text", 7, None, {}]
-    found = _received(queue, *(Message.json(value, key="k") for value in values))
+    found = leased(queue, *(Message.json(value, key="k") for value in values)).messages
     assert [message.json() for message in found] == values
     assert [message.key for message in found] == ["k"] * len(values)
     assert found[0].text == '{"id":1,"name":"Zoë"}'
@@ -28,7 +22,7 @@ def test_json_comes_back_as_it_was_published(queue: Queue) -> None:
 def test_a_payload_of_another_kind_is_an_error_that_shows_none_of_it(queue: Queue) -> None:
     deep = "[" * 100_000
     payloads = [b"\xffsecret", "secret", '{"secret": NaN}', "[-Infinity]", "", deep]
-    for message in _received(queue, *payloads):
+    for message in leased(queue, *payloads).messages:
         with pytest.raises(InvalidPayload, match=f"message {message.sequence} is no") as caught:
             message.json()
         assert "secret" not in str(caught.value)
@@ -38,7 +32,7 @@ def test_a_payload_of_another_kind_is_an_error_that_shows_none_of_it(queue: Queu
 
 
 def test_only_utf_8_is_text(queue: Queue) -> None:
-    good, bad = _received(queue, "Zoë", "Zoë".encode("latin-1"))
+    good, bad = leased(queue, "Zoë", "Zoë".encode("latin-1")).messages
     assert good.text == "Zoë"
     with pytest.raises(InvalidPayload, match=r"is not text: byte 2 is not UTF-8"):
         _ = bad.text
