@@ -37,13 +37,6 @@ def test_dead_letters_may_lie_within_their_queue(tmp_path: Path) -> None:
         Queue.create(tmp_path / "third", dead_letter_path=tmp_path / "own" / "letters")
 
 
-def test_queues_beside_each_other_and_a_repeated_create_are_as_before(tmp_path: Path) -> None:
-    for name in ("events", "events2", "team/events"):
-        Queue.create(tmp_path / name)
-    assert Queue.create(tmp_path / "events", exist_ok=True).path == str(tmp_path / "events")
-    assert len(Queue.find_all(tmp_path)) == 3
-
-
 @pytest.mark.parametrize("description", [None, "orders", "[]", '{"format": "another"}'])
 def test_a_table_named_messages_makes_no_queue_of_its_folder(
     tmp_path: Path, description: str | None
