@@ -218,7 +218,6 @@ SETTINGS = [
     *row("Queue.create", {"order": "key"}, "lanes"),
     *row("Queue.create", {"weights": {"a": 2}, "lanes": 4}, "order='fair'"),
     *row("Queue.create", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
-    *row("Queue.create", {"retry_delay": "10s", "max_retry_delay": "5s"}, "is longer than"),
     *row("queue.configure", {"dead_letter_path": "/tmp/x"},
         "it is fixed when the queue is created"),
     *row("queue.configure", {"durable": False}, "each open handle chose how it writes"),
@@ -228,10 +227,7 @@ SETTINGS = [
     *row("queue.configure", {"group": None}, "group.configure"),
     *row("queue.configure", {"retentoin": "1d"}, "Did you mean 'retention'"),
     *row("queue.configure", {"storage_options": {}}, "the name is unknown"),
-    *of("queue.configure", "retention", [None, "soon"]),
     *row("queue.configure", {"dedup_replaces": "now"}, "not a flag"),
-    *row("queue.configure", {"message_ttl": "1m", "delivery_delay": "1h"}),
-    *row("queue.configure", {"filter": 3}),
     *row("new.configure", {"retention": "1d"}, "is a setting of the queue: use queue.configure"),
     *each("new.configure", max_tracked_ranges=None, max_in_flight=-1),
     *row("new.configure", {"retry": "sometimes"}, "exponential, linear, constant, none"),
@@ -239,13 +235,11 @@ SETTINGS = [
     *row("new.configure", {"retry_jitter": 2}, "from 0 to 1"),
     *row("new.configure", {"max_failures": 0}, "whole number from 1"),
     *row("new.configure", {"max_retry_age": "0s"}, "more than zero"),
-    *row("new.configure", {"visibility_timeout": None}, "not a duration"),
     *row("new.configure", {"retry_dealy": "1s"}, "did you mean 'retry_delay'"),
     *row("new.configure", {"retry_delay": "1h"}, "is longer than max_retry_delay="),
     *row("new.configure", {"rate_limit": "fast"}, "rate_limit='fast' is not a rate: use"),
     *row("new.configure", {"filter": {"key": "a"}}, "key_prefix"),
-    *each("new.configure", "needs lanes", order="key", max_in_flight_per_key=1),
-    *each("new.configure", "needs lanes", order="fair"),
+    *each("new.configure", "needs lanes", order="fair", max_in_flight_per_key=1),
     *row("new.configure", {"sink_key": "x"}, "set by spark_mq itself"),
     *of("new.configure", "sink", [5, "", object], "is not a path: give the path"),
     *row("new_ordered.configure", {"weights": {"a": 2}}, "order='fair'"),
@@ -260,10 +254,7 @@ NAMES_AND_POSITIONS = [
     *of("queue.group", "start", [2**63], str(2**63)),
     *of("queue.group", "start", [NAIVE], "time zone", "timezone.utc"),
     *of("queue.group", "start", [BEFORE_ALL, AFTER_ALL], "out of range in UTC"),
-    *of("group.seek", "to", [BEFORE_ALL, AFTER_ALL], "out of range in UTC"),
     *of("group.seek", "to", NOT_POSITIONS, "earliest, latest"),
-    *of("group.seek", "to", [2**70]),
-    *of("group.seek", "to", [NAIVE], "time zone"),
     *of("group.pause", "until", ["0s", datetime(2020, 1, 1, tzinfo=UTC)], "is over"),
     *of("group.pause", "until", ["soon", datetime(2099, 1, 1)], "is not a datetime"),
     *of("group.pause", "reason", [3]),
@@ -317,8 +308,6 @@ PUBLISHING = [
         )
         for refusal in row("schedule", {"message": message}, reported=reported)
     ],
-    *row("schedule", {"message": Message("x", expires_at="15m"), "jitter": "15m"},
-        reported=("expires_at", timedelta(minutes=15))),
     *row("schedule", {"message": Message("x", deliver_at="5m", expires_at="15m"), "jitter": "10m"},
         reported=("expires_at", timedelta(minutes=15))),
     *of("close_batch", "batch_id", ["a/b", 7]),
@@ -338,7 +327,6 @@ HANDLING = [
     *of("held.release|group.release", "delay", [-1, "soon", True]),
     *of("held.nack|held.reject", "error", [5, b"bytes", ["x"], ValueError("x")]),
     *of(BY_ID, "lease_id", [None, 5, "\ud800"]),
-    *of(BY_ID, "lease_id", [b"x"], reported=("lease_id", b"x"[0])),
     *of(BY_ID, "lease_id", [[""]], reported=("lease_id", "")),
     *of(BY_ID, "lease_id", [["a", "b"]], "messages of one lease: give {lease_id: sequences}",
         reported=("sequences", [1]), sequences=[1]),
@@ -350,9 +338,7 @@ HANDLING = [
     *row(CHANGES, {}, "name messages by one of", reported=("sequences", None)),
     *row(CHANGES, {"sequences": 1, "key": "k"}, "name messages by one of"),
     *of(CHANGES, "sequences", ["1"], "'1' is not a sequence", reported=("sequences", "1")),
-    *of(CHANGES, "sequences", [-1], "-1 is not a sequence", reported=("sequences", -1)),
     *each(CHANGES, sequences=1 << 40, message_id="nobody", key=5),
-    *of("Retry", "delay", ["soon"]),
     *of("Retry", "delay", ["busy", "the other side is busy"], "not a duration", "Retry(error='"),
     *of("Reject", "error", ["30s", " 5 minutes", 30, 0.5, timedelta(minutes=1)], "is a duration",
         "Use Retry(delay="),
@@ -360,7 +346,6 @@ HANDLING = [
         reported=("format", "on_receive")),
     *of("work by message", "concurrency", [4], "concurrency", handler=later, threads=4,
         reported=("threads", 4)),
-    *of("work", "max_messages", [0, "many", 2**31], "1 to"),
     *of("work", "on_error", ["drop"], "nack", "reject", "ack", "raise"),
     *each("work", threads=0, ack="never", shutdown_timeout="soon", mode="lease", until="done"),
     *of("work", "worker_id", ["", "a b"]),
@@ -370,7 +355,6 @@ HANDLING = [
     *row("work", {"settle_linger": "1s"}, "mode='message'"),
     *of("work", "format", [Json], "cannot encode and decode", reported=("format", "Json")),
     *of("work", "format", ["json"], "cannot encode and decode", reported=("format", "str")),
-    *of("work", "format", [7], "cannot encode and decode", reported=("format", "int")),
     *row("work", {"handler": later}, "mode='message'"),
     *each("work by message", ack="manual", concurrency=5, threads=0, max_messages=0,
           settle_linger="soon", handler=lambda: None),
@@ -395,12 +379,9 @@ LOOKING = [
     *of("queue.locate", "n", [0], message_id="z"),
     *each("queue.trace", key="none", message_id="none"),
     *of("queue.trace", "sequence", [7, 2**40, -1, "x"]),
-    *row("queue.trace", {"sequence": None}, "give a sequence, message_id="),
     *row("queue.trace", {}, "give a sequence, message_id=", reported=("sequence", None)),
     *row("queue.trace", {"key": "k", "message_id": "m"}, "give a sequence, message_id=",
         reported=("sequence", None)),
-    *row("queue.trace", {"sequence": 1, "key": "k"}, "give a sequence, message_id="),
-    *row("queue.locate", {}, "one kind of name", reported=("sequence", None)),
     *row("queue.locate", {"sequence": 1, "message_id": "x"}, "one kind of name"),
     *of("queue.finished", "outcome", ["dead-lettered"], "dead_lettered"),
     *of("queue.changes|queue.throughput", "group", [7, b"g", ["g"], "a group", ""],
@@ -418,23 +399,16 @@ LOOKING = [
         "not one SELECT"),
     *of("queue.sql", "sql", ["SELECT * FROM read_text('/etc/passwd')"], "PermissionException"),
     *of("queue.sql", "sql", ["SELECT CAST(value AS INT) FROM messages"], "ConversionException"),
-    *of("queue.sql", "sql", ["SELECT FROM"], "Parser Error"),
 ]  # fmt: skip
 
 DEAD_LETTERS = [
-    *of("redrive", "where", ["nope = 1"], "The columns are dead_letter_sequence"),
+    *of("redrive", "where", ["nope = 1"], "FROM clause. Give SQL", "The columns are dead_letter_"),
     *of("redrive", "where", ["Reasn = 1"], '"Reasn" not found',
         "(did you mean 'reason'?). Give SQL"),
-    *of("redrive", "where", ["xyzzy = 'x'"], '"xyzzy" not found in FROM clause. Give SQL'),
     *of("redrive", "where", ["key = 7"], "ConversionException for a message, so put TRY(...)"),
     *of("redrive", "where", ["reason ="], "Parser Error: syntax error at end of input"),
     *of("redrive", "where", ["reason"], "its values are VARCHAR, and must be BOOLEAN"),
-    *of("redrive", "where", ["nope(1)"], "Scalar Function with name nope does not exist"),
-    *of("redrive", "where", ["count(*) > 1"], "Aggregates cannot be present"),
     *of("redrive", "where", ["unnest([true, false])"], "it gives several values for a message"),
-    *of("redrive", "where", ["sequence IN (SELECT 1 FROM x)"], "Table with name x does not exist"),
-    *of("redrive", "where", ["sequence IN (SELECT 1 FROM read_text('/etc/passwd'))"],
-        "disabled by config"),
     *of("redrive", "where", ["key = '\udc80'"], "it isn't valid Unicode"),
     *of("redrive", "where", ["1 = 1) UNION SELECT 1 --", "true; DROP TABLE x"], "cannot be run"),
     *of("redrive", "where", ["  "], "it is empty"),
@@ -445,12 +419,10 @@ DEAD_LETTERS = [
     *of("redrive", "transform", ["nope(value)"], "Scalar Function with name nope does not exist"),
     *of("redrive", "transform", [""], "it is empty"),
     *of("redrive", "transform", ["sequence"], "are BIGINT, and must be VARCHAR or JSON or BLOB"),
-    *of("redrive", "transform", ["valu"], "did you mean 'value'?"),
     *of("redrive", "transform", [7, Message], "is not a repair"),
     *row("redrive", {"format": Json()}, "format goes with transform", reported=("format", "Json")),
     *of("redrive", "format", [Json], transform="value", reported=("format", "Json")),
     *of("queue.discard_dead_letters", "where", ["nope = 1"], '"nope" not found'),
-    *of("queue.discard_dead_letters", "where", ["  "], "it is empty"),
     *row("queue.discard_dead_letters", {"where": None}, "where is missing"),
     *of("queue.discard_dead_letters", "before", [-1], where="true"),
     *of("replay", "since", ["soon"],
@@ -462,7 +434,6 @@ DEAD_LETTERS = [
     *each("replay", "is not a valid name", group="a b"),
     *each("replay", "is not a duration", timeout="x"),
     *of("replay", "where", ["colour = 'red'"], '"colour" not found', "settled_at"),
-    *of("replay", "where", ["outcome"], "its values are VARCHAR"),
     *of("replay", "concurrency", [3], "is for async handlers", mode="message"),
     *of("replay", "on_error", ["raise"], "would end the replay"),
     *of("replay", "handler", [lambda: None], "cannot be called as handler(lease)"),
@@ -508,29 +479,20 @@ MESSAGES = [
     (None, ["NoneType", "bytes, str, Message", "queue.publish('text')"]),
     ({SECRET: 1}, ["dict", "bytes, str, Message", "queue.publish(Message.json(value))"]),
     ({SECRET: 1}.keys(), ["dict_keys", "queue.publish(sorted(values))"]),
-    ({"a", "b"}, ["set", "bytes, str, Message", "queue.publish(sorted(values))"]),
     (bytearray(b"a"), ["bytearray", "queue.publish(bytes(value))"]),
     (memoryview(b"a"), ["memoryview", "queue.publish(bytes(value))"]),
     (pa.record_batch({"value": ["a"]}), ["RecordBatch", "queue.publish(pyarrow.table(value))"]),
     (["fine", {"card": SECRET}], ["message 1", "dict", "bytes or str", "Message.json(value)"]),
-    ([{"a"}], ["message 0", "set", "bytes or str", "sorted(values)"]),
-    (["a", 5.5], ["message 1", "float", "bytes or str", "str(value)"]),
-    (Message({"card": SECRET}), ["message 0", "dict", "bytes or str", "Message.json(value)"]),
-    ([None], ["message 0", "NoneType", "bytes or str"]),
     (Message("a", key=5), ["message 0", "key", "int"]),
-    (Message("a", headers={"a": 1}), ["message 0", "headers", "from str to str: leave out"]),
     (Message("a", headers={1: SECRET}), ["message 0", "headers", "from str to str: leave out"]),
-    (Message("a", headers={None: "a"}), ["message 0", "headers", "from str to str: leave out"]),
     (Message("a", headers={"h": None}), ["message 0", "headers", "from str to str: leave out"]),
     (Message("a", headers=["a"]), ["message 0", "headers"]),
     (Message("a", message_id=7), ["message 0", "message_id", "int"]),
     (Message("a", dedup_id=5), ["message 0", "dedup_id", "int"]),
-    (Message("a", dedup_id=b"a"), ["message 0", "dedup_id", "bytes"]),
     (Message("a", dedup_id="\ud800"), ["message 0", "UTF-8"]),
     (Message("a", deliver_at="soon"), ["message 0", "deliver_at", "time zone", "timedelta"]),
     (Message("a", expires_at=timedelta(days=-1)), ["message 0", "expires_at", "from now"]),
     (Message("a", deliver_at=BEFORE_ALL), ["message 0", "deliver_at", "out of range in UTC"]),
-    (Message("a", expires_at=AFTER_ALL), ["message 0", "expires_at", "out of range in UTC"]),
     ("\ud800", ["message 0", "UTF-8"]),
     *[
         (Message("a", priority=wrong), ["priority"])
@@ -557,9 +519,7 @@ def test_a_refused_message_is_not_shown_and_uses_no_number_up(
 @pytest.mark.parametrize(
     ("messages", "options", "which"),
     [
-        (["a", Message("b", deliver_at="10m", expires_at="5m")], {}, "message 1"),
         (Message("a", deliver_at="5m", expires_at="5m"), {}, "message 0"),
-        (Message("a", deliver_at=AWARE, expires_at=AWARE), {}, "message 0"),
         (["a", Message("b", expires_at="5m")], {"deliver_at": "10m"}, "message 1"),
         (pa.table({"value": ["a"], "deliver_at": [AWARE], "expires_at": [AWARE]}), {}, "message 0"),
     ],
@@ -585,28 +545,17 @@ def test_a_clock_without_a_time_zone_is_refused(stock: Stock) -> None:
         ManualClock().set(NAIVE)
 
 
-INSTANTS = pa.array([AWARE], pa.timestamp("us", "UTC"))
 TABLES: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"body": ["a"]}, "value", ["no column 'value'"]),
     ({"values": ["a"]}, "value", ["no column 'value'", "rename 'values'"]),
-    ({"values": pa.array([], pa.string())}, "value", ["rename 'values'"]),
-    ({"value": [1]}, "value", ["int64", "cast"]),
     ({"value": [{"a": 1}]}, "value", ["struct", "to_json"]),
     ({"value": pa.nulls(1)}, "value", ["null"]),
     ({"value": ["a", None, None]}, "value", ["2 values are null"]),
     ({"value": ["a"], "keys": ["k"]}, "keys", ["'keys'", "did you mean 'key'"]),
     ({"value": ["a"], "zzz": ["k"]}, "zzz", ["'zzz'", "drop it"]),
     ({"value": ["a"], "key": [1]}, "key", ["int64", "string", "cast"]),
-    ({"value": ["a"], "headers": ["x"]}, "headers", ["map<string,string>"]),
-    ({"value": ["a"], "priority": [10]}, "priority", ["priority"]),
-    ({"value": ["a"], "priority": ["1"]}, "priority", ["priority"]),
     ({"value": ["a"], "published_at": ["now"]}, "published_at", ["timestamp"]),
-    (
-        {"value": ["a"], "published_at": INSTANTS.cast(pa.timestamp("us"))},
-        "published_at",
-        ["timestamp"],
-    ),
-    ({"value": ["a"], "deliver_at": ["soon"]}, "deliver_at", ["timestamp"]),
+    ({"value": ["a"], "published_at": [NAIVE]}, "published_at", ["timestamp"]),
     ({"value": ["a"], "lane": [1]}, "lane", ["not one of a message"]),
     ({"value": ["a"], "sequence": [1]}, "sequence", ["'sequence'"]),
     *[
@@ -630,13 +579,6 @@ def test_a_refused_table_names_its_column(
     assert caught.value.column == column
     for part in words:
         assert part in str(caught.value)
-
-
-def test_a_table_with_a_column_twice_is_refused(stock: Stock) -> None:
-    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["value", "value"])
-    with pytest.raises(InvalidSchema, match=r"'value'.*twice") as caught:
-        stock.queue.publish(table)
-    assert caught.value.column == "value"
 
 
 MISSING: dict[str, tuple[Callable[[Stock], Any], str]] = {
