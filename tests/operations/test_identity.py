@@ -8,15 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.handles import lease, take
+from support.handles import lease, leased, take
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CopiedQueue, InvalidOption
 
 
 def with_letter(queue: Queue, value: str = "a") -> Queue:
-    queue.publish([value])
-    lease(queue).reject(error="bad")
+    leased(queue, value).reject(error="bad")
     assert queue.sweep().routed >= 1
     return queue
 
@@ -65,8 +64,7 @@ def test_a_copy_does_not_write_into_the_dead_letter_queue_of_its_original(tmp_pa
     dead = Queue.create(tmp_path / "dead")
     original = with_letter(Queue.create(tmp_path / "queue", dead_letter_path=dead.path))
     copy = copy_of(original)
-    copy.publish(["b"])
-    lease(copy).reject()
+    leased(copy, "b").reject()
     for use in (copy.sweep, copy.redrive, lambda: copy.dead_letters):
         with pytest.raises(CopiedQueue, match="rehome") as caught:
             use()

@@ -113,10 +113,9 @@ def test_a_held_message_is_refused_and_nothing_changes(queue: Queue, how: str) -
 
 
 def test_a_late_lease_does_not_hold_its_messages(queue: Queue, clock: ManualClock) -> None:
-    sequence = queue.publish("a").sequences[0]
-    lease(queue)
+    (message,) = leased(queue, "a").messages
     clock.advance("62s")
-    assert queue.group().discard(sequence) == 1
+    assert queue.group().discard(message) == 1
     assert states(queue) == {"dropped": 1}
 
 
