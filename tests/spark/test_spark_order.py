@@ -9,9 +9,8 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from pyspark.errors import PythonException
 from pyspark.sql import functions as F
-from support.harness import Stream, look, make_queue, versions
+from support.harness import Stream, look, make_queue
 from support.limits import Limits
 from support.tables import messages_of
 
@@ -137,31 +136,6 @@ def test_two_queues_in_one_stream_keep_the_order_of_each(
     assert [one.stats().acked for one in groups] == [79, 79]
 
 
-# -- verdicts on rows
-
-
-@pytest.mark.slow
-def test_a_nacked_row_returns_the_later_rows_of_its_key_uncounted(
-    stream: Stream, queue: Queue
-) -> None:
-    queue.publish([Message(str(n), key="a") for n in range(5)])
-    queue.publish([Message(f"other {n}", key="zzz") for n in range(2)])
-    assert lane("a") != lane("zzz")
-    batches: list[list[tuple[str, int]]] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        rows = batch.orderBy("sequence").collect()
-        batches.append([(bytes(row.value).decode(), row.delivery_count) for row in rows])
-        lease.nack(batch.where("CAST(value AS STRING) = '2' AND delivery_count = 1"), delay="0s")
-
-    for _ in range(2):
-        stream.settle_with(process)
-    first, *later = batches
-    assert sorted(first) == [*((str(n), 1) for n in range(5)), ("other 0", 1), ("other 1", 1)]
-    assert [row for batch in later for row in batch] == [("2", 2), ("3", 1), ("4", 1)]
-    assert stream.group.stats().acked == 7
-
-
 # -- publish
 
 
@@ -189,18 +163,6 @@ def test_a_dataframe_is_published_in_lanes_in_the_order_of_its_rows(
     group.configure(order="key")
     lease = group.lease("w", max_messages=20)
     assert {int(m.value) % 3 for m in lease.messages} == {2}
-
-
-def test_a_priority_out_of_range_is_refused_and_nothing_is_published(
-    spark: Any, queue: Queue
-) -> None:
-    before = versions(queue)
-    rows = spark.range(20, numPartitions=2).selectExpr(
-        "'x' AS value", "IF(id = 13, 10, NULL) AS priority"
-    )
-    with pytest.raises(PythonException, match="InvalidSchema: column 'priority' has the value 10"):
-        rows.write.format("spark_mq").mode("append").save(queue.path)
-    assert versions(queue) == before
 
 
 # -- looks
@@ -233,35 +195,6 @@ def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> No
     Stream(spark, queue, tmp_path / "c").settle_with(process)
     for way in (seen[::2], seen[1::2]):
         assert {value: priority for batch in way for value, priority in batch.items()} == expected
-
-
-# -- dead letters
-
-
-@pytest.mark.slow
-def test_dead_letters_and_their_redrive_keep_key_and_priority(
-    spark: Any, stream: Stream, queue: Queue
-) -> None:
-    sent = [(str(n), f"k{n % 4}", n % 2 * 7) for n in range(24)]
-    for half in (sent[:12], sent[12:]):
-        queue.publish([Message(value, key=key, priority=level) for value, key, level in half])
-    stream.settle_with(lambda batch, lease: lease.reject(batch, error="bad") and None)
-    assert queue.sweep().routed == 24
-    letters = look(spark, queue.dead_letters).collect()
-    assert sorted((bytes(r.value).decode(), r.key, r.priority) for r in letters) == sorted(sent)
-    assert queue.redrive().messages == 24
-    seen: list[tuple[str, str, int]] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        rows = with_place(batch).collect()
-        check_order(rows)
-        seen.extend(
-            (bytes(r.value).decode(), r.key, r.priority)
-            for r in batch.select("value", "key", "priority").collect()
-        )
-
-    stream.settle_with(process)
-    assert sorted(seen) == sorted(sent)
 
 
 @pytest.mark.slow

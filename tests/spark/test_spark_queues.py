@@ -5,7 +5,6 @@ Also verdicts on single rows in foreachBatch.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from support.harness import (
-    PATIENCE,
     Sink,
     Stream,
     finish,
@@ -53,30 +51,6 @@ def test_a_trigger_that_never_acks_is_refused(
     with pytest.raises(StreamingQueryException, match=r"Use trigger\(availableNow=True\)"):
         finish(writer.start())
     assert both[0].group("g").stats().leased == 0
-
-
-@pytest.mark.slow
-def test_a_function_serves_one_query_at_a_time(
-    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
-) -> None:
-    entered, go_on = threading.Event(), threading.Event()
-
-    def process(batch: Any, lease: Any) -> None:
-        entered.set()
-        assert go_on.wait(PATIENCE)
-
-    one, two = (Stream(spark, q, tmp_path / name) for q, name in zip(both, "ab", strict=True))
-    function = each(both, process)
-    first = one.start(function)
-    try:
-        assert entered.wait(PATIENCE)
-        with pytest.raises(StreamingQueryException, match="once for each query"):
-            two.run(function)
-    finally:
-        go_on.set()
-    finish(first)
-    assert one.group.stats().acked == 3
-    two.run(function)
 
 
 def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_in_its_own(

@@ -426,20 +426,26 @@ def test_a_group_that_did_not_lease_the_batch_is_refused_before_it_is_processed(
     assert (handed, left(queue).state) == ([], "leased")
 
 
+@pytest.mark.parametrize("done", [False, True], ids=["at work", "done"])
 def test_a_batch_that_a_successor_took_over_ends_the_query_and_settles_nothing(
-    queue: Queue,
+    queue: Queue, done: bool
 ) -> None:
     queue.publish("a")
     stream, frozen, successor = str(uuid.uuid4()), source_of(queue), source_of(queue)
+    options: list[dict[str, str]] = []
 
     def process(batch: Any, lease: Any) -> None:
-        successor.replay(stream, 1)
+        options.append(lease.delta_options)
+        taken = successor.replay(stream, 2)
+        if done:
+            queue.group().ack(taken.lease_id)
 
-    each = function_of(queue, process, frozen.lease(stream, 1))
+    each = function_of(queue, process, frozen.lease(stream, 2))
     with pytest.raises(StreamFenced, match="was taken over by another driver"):
         each(BATCH, 1)
     stats = queue.group().stats()
-    assert (stats.leased, stats.acked) == (1, 0)
+    assert (stats.leased, stats.acked) == (not done, done)
+    assert options == [{"txnAppId": stream, "txnVersion": "2"}]
 
 
 def test_a_batch_whose_messages_others_have_by_now_ends_no_query() -> None:

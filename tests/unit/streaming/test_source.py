@@ -323,31 +323,26 @@ def test_a_replay_has_a_write_of_its_own_after_that_of_the_dead_batch(
     (writer, number), (other, later) = (write.split(":") for write in (earlier, own))
     assert other != writer
     assert int(later) > int(number)
-
-
-def test_a_replay_takes_only_what_is_left_of_its_batch(queue: Queue) -> None:
-    receipt = queue.publish([str(i) for i in range(5)])
-    dead = Runner(queue)
-    plan = dead.begun()
-    dead.group.ack(plan.lease_id, [receipt.sequences[0]])
-    dead.group.nack(plan.lease_id, [receipt.sequences[2]])
-    dead.group.reject(plan.lease_id, [receipt.sequences[4]])
-    successor = Runner(queue, dead.checkpoint)
-    assert sequences(successor.batch()) == [receipt.sequences[1], receipt.sequences[3]]
+    queue.publish("c")
+    queue.group("g").lease("w")
+    *_, last = group_ledger_of(queue.group("g")).current()
+    assert int(last.sink_writes.partition(":")[2]) > int(later)
 
 
 def test_a_row_that_was_nacked_is_never_acked_by_a_replay(queue: Queue, clock: ManualClock) -> None:
-    receipt = queue.publish(["a", "b"])
+    acked, first, nacked, second, rejected = queue.publish(list("abcde")).sequences
     dead = Runner(queue)
     plan = dead.begun()
-    dead.group.nack(plan.lease_id, [receipt.sequences[0]], delay="5s")
+    dead.group.ack(plan.lease_id, [acked])
+    dead.group.nack(plan.lease_id, [nacked], delay="5s")
+    dead.group.reject(plan.lease_id, [rejected])
     clock.advance("10s")  # due again, and still not the replay's
     successor = Runner(queue, dead.checkpoint)
-    assert sequences(successor.batch()) == [receipt.sequences[1]]
+    assert sequences(successor.batch()) == [first, second]
     again = successor.batch()
-    assert sequences(again) == [receipt.sequences[0]]
+    assert sequences(again) == [nacked]
     assert deliveries(again) == {2}
-    assert queue.group("g").stats().acked == 1
+    assert queue.group("g").stats().acked == 3
 
 
 def test_a_replay_takes_what_expired_and_nobody_leased_since(
@@ -443,24 +438,6 @@ def test_a_last_attempt_in_company_is_given_back_uncounted(clock: ManualClock) -
     assert (len(sequences(alone)), deliveries(alone)) == (1, {3})
 
 
-@pytest.mark.parametrize("texts", ["a", "ab"], ids=["alone", "in company"])
-def test_what_failed_by_itself_is_replayed_even_for_the_last_time(
-    three_attempts: Queue, texts: str
-) -> None:
-    """Given back, it would be leased in another batch: a sink that had it before the crash would
-    write it twice.
-    """
-    queue = three_attempts
-    receipt = queue.publish(list(texts))
-    runner = Runner(queue)
-    runner.group.nack(runner.batch().lease_id, list(receipt.sequences))  # each by name
-    assert deliveries(runner.begun()) == {2}
-    successor = Runner(queue, runner.checkpoint)
-    assert deliveries(successor.plan()) == {3}
-    assert sequences(Runner(queue, runner.checkpoint).batch()) == []
-    assert queue.group("g").stats().dead == len(texts)
-
-
 def test_a_replay_leaves_out_what_has_no_attempt_left(three_attempts: Queue) -> None:
     queue = three_attempts
     spent, other = queue.publish(["a", "b"]).sequences
@@ -504,6 +481,19 @@ def test_a_start_after_a_stop_acks_the_last_batch(
     assert successor.offer() == bool(more)
     assert len(sequences(successor.plan())) == len(more)
     assert queue.group("g").stats().acked == 2
+
+
+def test_the_last_attempt_of_a_batch_that_spark_committed_is_acked_though_it_expired(
+    three_attempts: Queue, clock: ManualClock
+) -> None:
+    three_attempts.publish("a")
+    runner = Runner(three_attempts)
+    for _ in range(2):
+        runner.group.nack(runner.batch().lease_id)
+    runner.batch()
+    clock.advance("1h")
+    assert not runner.offer()
+    assert runner.group.stats().acked == 1
 
 
 # -- zombies
