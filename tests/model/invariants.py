@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from spark_mq.ledger.acquire import AcquireRequest
@@ -20,7 +19,7 @@ from spark_mq.ledger.stream_batch import StreamBatch, fence_app_id, parse_lease_
 from .actors import Event
 from .following import Follower
 from .reference import ReferenceGroup
-from .storage import Book, Store
+from .storage import Store
 
 Batch = tuple[str, Any]
 """A write to a sink: the transaction's app and version, or a worker's lease."""
@@ -115,7 +114,6 @@ class _Noting(Follower):
             group.check_ledger(book.ledger)
             group.check_limits()
             group.check_held_in_order()
-            check_form(book)
             for at, (a, b) in enumerate(zip(self.old, self.view, strict=True)):
                 self._moved(at, a, b)
             blamed = tuple(m.own_failure for m in group.messages)
@@ -238,18 +236,3 @@ class _Noting(Follower):
             at = self.onlooker.at[m]
             self.excused.add(at)
             self.trouble.add((batch_of(self.old[at].lease_id), -1 - at))
-
-
-def check_form(book: Book) -> None:
-    """Neighbours differ, and what is settled at the start lies below the start."""
-    for r in book.rows[:1]:
-        low = r.state == SETTLED and book.head.start_sequence < r.first
-        assert not low, f"the lowest range is settled, and not below the start: {r}"
-    for a, b in pairwise(book.rows):
-        assert a.last < b.first, f"ranges overlap: {a} and {b}"
-        assert not _alike(a, b), f"neighbours are alike: {a} and {b}"
-
-
-def _alike(a: Range, b: Range) -> bool:
-    names = [name for name in Range._fields if name not in ("first", "last", "message_count")]
-    return all(getattr(a, name) == getattr(b, name) for name in names)

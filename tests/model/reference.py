@@ -231,6 +231,7 @@ class ReferenceGroup:
                 seen = (row.state, *(getattr(row, name) for name in DELIVERY))
                 assert (m.state, *m.info.values()) == seen, f"message {m.seq:x}"
                 m.error = row.error
+        assert len(list(ledger)) == len(self.runs()), "neighbours are alike, or the floor is low"
 
     def inside(self, spans: Iterable[tuple[Any, ...]]) -> list[int]:
         """The messages of some intervals."""

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.marks import slow
 from support.rule_variants import Variant, returns, rule_variant, then
 from support.sinks import SCHEMA, make_sink, values
 
@@ -267,15 +268,10 @@ def run(mix: frozenset[str], folder: Path, examples: int, **more: Any) -> None:
     run_state_machine_as_test(lambda: Machine(mix, folder), settings=given)
 
 
+@pytest.mark.parametrize("examples", [4, slow(60)])
 @pytest.mark.parametrize("mix", MIXES, ids=show_mix)
-def test_settings_go_together(mix: frozenset[str], tmp_path: Path) -> None:
-    run(mix, tmp_path, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mix", MIXES, ids=show_mix)
-def test_settings_go_together_in_many_runs(mix: frozenset[str], tmp_path: Path) -> None:
-    run(mix, tmp_path, 60)
+def test_settings_go_together(mix: frozenset[str], examples: int, tmp_path: Path) -> None:
+    run(mix, tmp_path, examples)
 
 
 MUTANTS: list[tuple[str, str, Variant]] = [

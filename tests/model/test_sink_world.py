@@ -22,7 +22,6 @@ from support.sinks import SCHEMA, make_sink, values
 from spark_mq import Lease, errors
 from spark_mq.testing import ManualClock, memory_queue
 
-SEEDS = range(12)
 DAILY = range(3)
 MESSAGES = 24
 WRITERS = {
