@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.handles import housekeep
 from support.harness import configured, make_queue
 from support.tables import fresh_log
 
@@ -87,17 +86,3 @@ def test_after_a_vacuum_spark_reads_every_kept_version_however_old_and_who_wrote
     assert len(leases) > 10
     assert {(note["group"], note["worker_id"]) for note in leases} == {("g", "w")}
     assert queue.group("g").stats().ready == 10
-
-
-@pytest.mark.slow
-def test_a_version_that_was_cleaned_is_refused_by_name(spark: Any, queue: Queue) -> None:
-    latest = version(queue, "leases")
-    lease = queue.group("g").lease("w")
-    assert lease is not None
-    housekeep(queue, keep_versions=1, keep_seconds=0)
-    with pytest.raises(Exception, match=r"Available versions: \[\d+, \d+\]"):
-        read(spark, queue, "leases", 3)
-    assert len(read(spark, queue, "leases", latest)) > 0
-    (leased,) = (r for r in read(spark, queue, "leases", latest + 1) if r.state == "leased")
-    assert leased.lease_id == lease.lease_id
-    assert latest + 1 in {row.version for row in history(spark, queue, "leases")}

@@ -131,6 +131,21 @@ def test_the_limits_the_ack_and_the_start_reach_the_stream(
     assert queue.group().stats().acked == acked
 
 
+def test_a_query_over_what_is_there_waits_for_the_limit_of_the_rate(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", durable=False, rate_limit="100/s", rate_burst="100ms")
+    queue.publish([str(n) for n in range(25)])
+    reader, sizes = stream(path=queue.path), []
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        parts = reader.partitions(start, end)
+        sizes.append(sum(piece.rows for part in parts for piece, _ in part.pieces))
+        start = end
+    assert sum(sizes) == 25
+    assert max(sizes) <= 10
+    assert queue.group().stats().acked == 25
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -180,17 +180,6 @@ def test_the_last_batch_is_acked_once_spark_asks_for_what_follows(queue: Queue) 
     assert len(notes(queue)) == commits, "an idle look commits nothing"
 
 
-def test_on_commit_leaves_alone_what_was_settled_otherwise(queue: Queue) -> None:
-    receipt = queue.publish(["a", "b", "c"])
-    runner = Runner(queue)
-    plan = runner.batch()
-    runner.group.nack(plan.lease_id, [receipt.sequences[0]], error="boom")
-    runner.group.reject(plan.lease_id, [receipt.sequences[1]])
-    assert not runner.offer()
-    stats = queue.group("g").stats()
-    assert (stats.delayed, stats.dead, stats.acked) == (1, 1, 1)
-
-
 def test_manual_mode_leaves_what_nobody_settled_to_expire(queue: Queue, clock: ManualClock) -> None:
     receipt = queue.publish(["a", "b"])
     runner = Runner(queue, ack_on_commit=False)
