@@ -12,7 +12,7 @@ from support.delta_readers import TABLES, by_protocol, make_tables, normal
 from support.harness import Stream, configured, make_queue, values
 from support.tables import ledgers_of, messages_of
 
-from spark_mq import Queue, errors
+from spark_mq import Queue
 
 
 def append(spark: Any, queue: Queue, *texts: str) -> None:
@@ -83,37 +83,6 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     rest.ack()
     queue.sweep()
     assert queue.stats()["published"] == 5
-
-
-@pytest.mark.delta
-@pytest.mark.slow
-def test_what_spark_may_not_change_it_is_refused_and_what_it_may_disturbs_nobody(
-    spark: Any, queue: Queue
-) -> None:
-    queue.publish(["a", "b"])
-    worker = Queue.open(queue.path)
-    held = take(worker, 1)
-    messages = f"delta.`{messages_of(queue).path}`"
-    for statement in (
-        f"DELETE FROM {messages} WHERE key IS NULL",
-        f"UPDATE {messages} SET key = 'x'",
-    ):
-        with pytest.raises(Exception, match="append"):
-            spark.sql(statement)
-    spark.sql(f"ALTER TABLE {messages} ADD COLUMNS (note STRING)")
-    append_rows(queue, spark.createDataFrame([(b"c", "mine")], "value BINARY, note STRING"))
-    worker.publish("d")
-    held.ack()
-    assert texts(take(worker)) == ["b", "c", "d"]
-
-    spark.sql(f"ALTER TABLE {messages} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    for call in (
-        lambda: Queue.open(queue.path),
-        messages_of(worker).index,
-        lambda: worker.publish("x"),
-    ):
-        with pytest.raises(errors.UnsupportedTable, match="deletionVectors"):
-            call()
 
 
 @pytest.mark.delta

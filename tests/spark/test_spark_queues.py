@@ -61,6 +61,7 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
 
     def process(batch: Any, lease: Any) -> None:
         rows = batch.select("queue", "value").collect()
+        assert sorted(lease.read().select("queue", "value").collect()) == sorted(rows)
         batches.append([(row.queue, bytes(row.value).decode()) for row in rows])
         lease.reject(batch.where("CAST(value AS STRING) IN ('001', '004')"), error="never")
         sink.write(batch, lease)

@@ -15,10 +15,8 @@ from support.harness import (
     Stream,
     add_foreign_file,
     configured,
-    finish,
     make_queue,
     numbered,
-    start,
     values,
 )
 from support.limits import Limits
@@ -131,26 +129,6 @@ def test_with_ack_first_it_gives_what_has_been_acked(stream: Stream, queue: Queu
     ((through_python, by_spark),) = both(stream, ack="on_receive")
     assert by_spark == through_python
     assert len(by_spark) == stream.group.stats().acked == 5
-
-
-@pytest.mark.slow
-def test_a_stream_over_several_queues_reads_each_with_its_name(spark: Any, tmp_path: Path) -> None:
-    queues = [make_queue(tmp_path / name) for name in ("one", "two")]
-    for queue in queues:
-        queue.publish(numbered(4))
-    one, two = (queue.group("g") for queue in queues)
-    seen: list[list[list[Any]]] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        frames = (batch, lease.read())
-        seen.append([rows.orderBy("queue", "sequence").collect() for rows in frames])
-
-    each = one.for_each_batch(process, on_error="raise", more_groups=[two])
-    writer = one.read_stream(spark, more_groups=[two]).writeStream.foreachBatch(each)
-    finish(start(writer, tmp_path / "checkpoint"))
-    assert sum(len(rows) for rows, _ in seen) == 8
-    assert all(by_spark == through_python for through_python, by_spark in seen)
-    assert {row.queue for rows, _ in seen for row in rows} == {queue.path for queue in queues}
 
 
 @pytest.mark.slow

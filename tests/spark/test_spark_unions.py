@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from support.harness import Stream, make_queue, numbered, values
 
-from spark_mq.errors import InvalidOption
-
 
 @pytest.fixture
 def pair(spark: Any, tmp_path: Path) -> tuple[Stream, Stream]:
@@ -21,31 +19,6 @@ def pair(spark: Any, tmp_path: Path) -> tuple[Stream, Stream]:
     for stream, first in zip(streams, (0, 3), strict=True):
         stream.queue.publish(numbered(6)[first : first + 3])
     return streams[0], streams[1]
-
-
-@pytest.mark.slow
-def test_each_lease_of_a_union_of_two_queues_is_settled_in_its_own(
-    pair: tuple[Stream, Stream],
-) -> None:
-    one, two = pair
-    leases: list[int] = []
-    refused: list[str] = []
-
-    def process(batch: Any, lease: Any) -> Any:
-        leases.append(len(lease.lease_ids))
-        with pytest.raises(InvalidOption, match="2 leases") as caught:
-            _ = lease.delta_options
-        refused.append(str(caught.value))
-        lease.reject(batch.where("CAST(value AS STRING) IN ('000', '003')"), error="never")
-        return batch.where("CAST(value AS STRING) IN ('001', '004')")
-
-    each = one.group.for_each_batch(process, on_error="reject", more_groups=[two.group])
-    one.run(each, frame=one.frame().union(two.frame()))
-    assert leases == [2]
-    assert "Write the rows of each queue by itself" in refused[0]
-    for stream in pair:
-        stats = stream.group.stats()
-        assert (stats.acked, stats.dead, stats.ready, stats.leased) == (1, 2, 0, 0)
 
 
 @pytest.mark.slow

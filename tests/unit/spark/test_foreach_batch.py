@@ -354,17 +354,6 @@ def test_an_exit_or_interrupt_of_the_function_ends_the_query_with_an_error(
         function_of(queue, raising(wrong), on_error=on_error)(BATCH, 0)
 
 
-def test_batches_that_fail_open_the_breaker() -> None:
-    queue = memory_queue(clock_skew=0, retry_delay="10s", breaker_threshold=2)
-    queue.publish(["a", "b", "c"])
-    each = function_of(queue, fail, lambda: queue.group().lease("w"))
-    for number in range(2):
-        each(BATCH, number)
-    stats = queue.group().stats()
-    assert (stats.breaker, stats.unread, stats.dead, stats.leased) == ("open", 1, 0, 0)
-    assert "2 leases failed in a row, the last with ValueError: boom" in stats.blocked_because
-
-
 def test_with_manual_a_batch_that_failed_is_settled_by_the_policy(queue: Queue) -> None:
     queue.publish("a")
     function_of(queue, fail, on_error="reject", ack="manual")(BATCH, 0)
@@ -390,6 +379,22 @@ def test_acked_first_a_batch_that_others_may_have_by_now_is_not_handed_over(queu
     with pytest.raises(LeaseLost, match="expired before its messages were handed over"):
         function_of(queue, lambda batch, lease: handed.append(1), taken, ack="on_receive")(BATCH, 0)
     assert handed == []
+
+
+def test_no_transaction_covers_the_leases_of_a_union(queue: Queue) -> None:
+    queue.publish(["a", "b"])
+    source, refused = source_of(queue), list[str]()
+    plans = [source.lease(str(uuid.uuid4()), 1, (1, None)) for _ in range(2)]
+
+    def process(batch: Any, lease: Any) -> None:
+        with pytest.raises(InvalidOption) as caught:
+            _ = lease.delta_options
+        refused.append(str(caught.value))
+
+    found = BatchLeases([plan.lease_id for plan in plans], True)
+    function_of(queue, process, found)(BATCH, 0)
+    assert "2 leases. Write the rows of each queue by itself" in refused[0]
+    assert queue.group().stats().acked == 2
 
 
 def test_invalid_values_need_the_column_of_their_error(queue: Queue) -> None:
