@@ -11,13 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.byte_store import DISK, ByteStore, Call
 from support.handles import Killed, die
 from support.power_cut import Effects, left_after
 
-from spark_mq.delta.object_store import LocalFiles, ObjectStore, absolute_path, join
+from spark_mq.delta.object_store import ObjectStore, absolute_path, join
 from spark_mq.errors import InvalidOption
 
 
@@ -371,22 +369,3 @@ def test_a_uri_that_names_another_place_is_refused(uri: str) -> None:
 def test_join_puts_one_slash_between() -> None:
     assert join("/a", "b") == join("/a/", "b") == "/a/b"
     assert join("s3://b/", "c") == "s3://b/c"
-
-
-LETTERS = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
-
-
-@given(st.lists(st.text(LETTERS, min_size=1, max_size=20), min_size=1, max_size=3))
-def test_any_name_that_is_accepted_stays_below_the_root(parts: list[str]) -> None:
-    path = "/".join(parts)
-    seen: list[str] = []
-
-    class Watching(LocalFiles):
-        def write_new(self, path: str, data: bytes | memoryview, sync: bool) -> None:
-            seen.append(path)
-            raise OSError(errno.EIO, "test")
-
-    with pytest.raises(OSError):  # noqa: PT011 - refused, or by the disk above
-        ObjectStore("/root", durable=False, local_files=Watching()).write(path, b"")
-    assert all(os.path.abspath(place).startswith("/root/") for place in seen)
-    assert bool(seen) == all(part not in (".", "..") for part in parts)

@@ -119,7 +119,7 @@ def test_a_name_in_a_catalog_stays_as_it_is() -> None:
     assert absolute_path(f"{FILES}/") == FILES
 
 
-def test_a_catalog_must_be_named(catalog: CatalogStandIn) -> None:
+def test_a_catalog_must_be_named() -> None:
     with pytest.raises(InvalidOption, match="databricks_host and databricks_token") as caught:
         catalog_server({}, {}, FILES)
     assert caught.value.option == "databricks_host"
@@ -128,7 +128,6 @@ def test_a_catalog_must_be_named(catalog: CatalogStandIn) -> None:
 @pytest.mark.parametrize(
     ("options", "environment", "url", "token"),
     [
-        ({"databricks_host": "w.example"}, {}, "https://w.example", None),
         ({"DATABRICKS_HOST": "w.example"}, {"DATABRICKS_TOKEN": "t"}, "https://w.example", "t"),
         ({}, {"UNITY_WORKSPACE_URL": "https://w/", "UNITY_ACCESS_TOKEN": "t"}, "https://w", "t"),
         ({"unity_workspace_url": "https://a"}, {"DATABRICKS_HOST": "b"}, "https://a", None),
@@ -204,7 +203,6 @@ def test_a_sas_token_is_taken_for_azure(catalog: CatalogStandIn) -> None:
     [
         (FILES, {"volume_type": "MANAGED"}, "volume of the type MANAGED.*Use an external volume"),
         (FILES, {"storage_location": "file:///tmp/x"}, "its files are at file:///tmp/x"),
-        (FILES, {"storage_location": "hdfs://n/x"}, "its files are at hdfs://n/x"),
         (FILES, {"storage_location": "gs://b/x"}, "its files are at gs://b/x.*Use that path"),
         (TABLE, {"table_type": "MANAGED"}, "table of the type MANAGED.*Use an external table"),
         ("uc://main.app.nothing/q", {}, "no volume or table of this name"),
