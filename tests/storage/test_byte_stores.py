@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.handles import memory_store
 from support.queues import Place, place
+from support.tables import parquet_bytes
 
 from spark_mq.delta.object_store import ObjectStore
 
@@ -179,9 +180,7 @@ def test_another_process_opens_the_store_except_in_memory(store: ObjectStore) ->
 
 def test_a_parquet_file_is_read_in_a_schema(store: ObjectStore) -> None:
     rows = pa.table({"text": pa.array(["a", None], pa.string_view()), "more": [1, 2]})
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink)
-    store.write("file.parquet", memoryview(sink.getvalue()))
+    store.write("file.parquet", parquet_bytes(rows))
     schema = pa.schema({"text": pa.string(), "added": pa.int64(), "more": pa.int32()})
     read = store.read_parquet("file.parquet", schema)
     assert read.schema == schema

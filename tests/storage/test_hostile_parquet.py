@@ -4,7 +4,6 @@ taken.
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from support.arrow_memory import at_most
 from support.handles import again, index_commits
 from support.queues import Make
-from support.tables import add_file, group_ledger_of, messages_of
+from support.tables import add_file, group_ledger_of, messages_of, parquet_bytes
 from support.thrift import I64, Struct, decode, encode
 
 from spark_mq import errors
@@ -38,9 +37,7 @@ def forge(
     path: Path, table: pa.Table, lie: Callable[[Struct, Struct], None], **options: Any
 ) -> Path:
     """Write a file of one column, with its metadata changed."""
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, write_statistics=False, store_schema=False, **options)
-    data = buffer.getvalue()
+    data = parquet_bytes(table, write_statistics=False, store_schema=False, **options)
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = decode(data, start)
     group = footer[4][1][1][0]

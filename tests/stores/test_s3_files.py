@@ -11,8 +11,10 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.handles import shown
 from support.relays import Relay, Requests, counting, serving
 from support.stores import RemoteStore
+from support.tables import parquet_bytes
 
 from spark_mq.delta.object_store import ObjectStore
 
@@ -29,11 +31,9 @@ def counted(remote: RemoteStore) -> Iterator[tuple[ObjectStore, Requests]]:
         yield ObjectStore(remote.new_path(), remote.options_at(url)), seen
 
 
-def large_parquet() -> pa.Buffer:
-    sink = pa.BufferOutputStream()
+def large_parquet() -> bytes:
     columns = {name: [os.urandom(1_000) for _ in range(1_000)] for name in "ab"}
-    pq.write_table(pa.table(columns), sink, row_group_size=500, compression="none")
-    return sink.getvalue()
+    return parquet_bytes(pa.table(columns), row_group_size=500, compression="none")
 
 
 def calls() -> dict[str, tuple[Callable[[ObjectStore], Any], list[str]]]:
@@ -63,12 +63,10 @@ def calls() -> dict[str, tuple[Callable[[ObjectStore], Any], list[str]]]:
 @pytest.mark.parametrize("name", calls())
 def test_requests_of_each_call(counted: tuple[ObjectStore, Requests], name: str) -> None:
     store, seen = counted
-    small = pa.BufferOutputStream()
-    pq.write_table(pa.table({"a": [1, 2]}), small)
     store.write("file", b"1")
-    store.write("small.parquet", memoryview(small.getvalue()))
+    store.write("small.parquet", parquet_bytes(pa.table({"a": [1, 2]})))
     if "open" in name:
-        store.write("large.parquet", memoryview(large_parquet()))
+        store.write("large.parquet", large_parquet())
     seen.clear()
     call, expected = calls()[name]
     call(store)
@@ -86,15 +84,6 @@ def failing(remote: RemoteStore, **more: str) -> ObjectStore:
     return ObjectStore("s3://queues/q", {**remote.options, "max_retries": "0", **more})
 
 
-def short_repr(error: BaseException | None) -> str:
-    """All that a traceback shows of an error."""
-    text = ""
-    while error is not None:
-        text += f"{error!s} {error!r} {vars(error)}"
-        error = error.__cause__ or error.__context__
-    return text
-
-
 def test_a_store_out_of_reach_is_an_os_error(remote: RemoteStore) -> None:
     url = f"http://user:{quote(SECRET, safe='')}@127.0.0.1:1"
     store = failing(remote, AWS_ENDPOINT_URL=url, AWS_SECRET_ACCESS_KEY=SECRET)
@@ -103,8 +92,8 @@ def test_a_store_out_of_reach_is_an_os_error(remote: RemoteStore) -> None:
             call("file")
         assert not isinstance(caught.value, FileNotFoundError)
         assert type(caught.value.__cause__).__module__ == "obstore.exceptions"
-        assert SECRET not in short_repr(caught.value)
-        assert quote(SECRET, safe="") not in short_repr(caught.value)
+        assert SECRET not in shown(caught.value)
+        assert quote(SECRET, safe="") not in shown(caught.value)
 
 
 def test_a_panic_during_a_call_is_an_os_error(remote: RemoteStore) -> None:
@@ -112,7 +101,7 @@ def test_a_panic_during_a_call_is_an_os_error(remote: RemoteStore) -> None:
     with pytest.raises(OSError, match="queues/q/file") as caught:
         store.read("file")
     assert type(caught.value) is OSError
-    assert SECRET not in short_repr(caught.value)
+    assert SECRET not in shown(caught.value)
 
 
 def refuse(to: Relay, status: int) -> None:
@@ -133,8 +122,8 @@ def test_no_secret_is_in_the_error_of_a_refusal(remote: RemoteStore, status: int
         for call in (store.read, store.open, lambda path: store.create(path, b"1"), store.list):
             with pytest.raises(kind, match="queues/q/file") as caught:
                 call("file")
-            shown = short_repr(caught.value)
-            assert not [hidden for hidden in (SECRET, key, SIGNED, "Signature=") if hidden in shown]
+            text = shown(caught.value)
+            assert not [hidden for hidden in (SECRET, key, SIGNED, "Signature=") if hidden in text]
 
 
 def test_keys_of_the_environment_work_and_stay_hidden(

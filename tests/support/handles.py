@@ -92,6 +92,15 @@ def take_all(group: ConsumerGroup, **options: Any) -> list[str]:
     return found
 
 
+def shown(error: BaseException | None) -> str:
+    """All that a traceback shows of an error."""
+    text = ""
+    while error is not None:
+        text += f"{error!s} {error!r} {vars(error)}"
+        error = error.__cause__ or error.__context__
+    return text
+
+
 def side_by_side(call: Callable[[], object], count: int = 8) -> None:
     """Run a function in some threads, until all have ended."""
     threads = [threading.Thread(target=call) for _ in range(count)]

@@ -44,6 +44,7 @@ __all__ = [
     "on_commands",
     "on_publish",
     "on_write",
+    "parquet_bytes",
     "put_back",
     "removes_of",
 ]
@@ -115,12 +116,19 @@ def add_file(queue: Queue, path: str, size: int = 1, stats: str = "{}") -> None:
     table.create_write_transaction([add], "append", table.schema(), [])
 
 
+def parquet_bytes(rows: pa.Table, **options: Any) -> bytes:
+    """Return what a Parquet file of these rows has."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, **options)
+    return sink.getvalue().to_pybytes()
+
+
 def add_values(queue: Queue, *values: bytes | None) -> None:
     """Publish values as another Delta writer does that commits no statistics."""
-    path, sink = f"part-{uuid4().hex}.parquet", pa.BufferOutputStream()
-    pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink)
-    messages_of(queue).files.write(path, sink.getvalue())
-    add_file(queue, path, sink.getvalue().size)
+    path = f"part-{uuid4().hex}.parquet"
+    data = parquet_bytes(pa.table({"value": pa.array(values, pa.binary())}))
+    messages_of(queue).files.write(path, data)
+    add_file(queue, path, len(data))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from support.tables import parquet_bytes
 
 from spark_mq.delta.actions import AddFile, Change, checkpoint_path, encode_actions, log_path
 from spark_mq.delta.log import DeltaLog
@@ -129,10 +130,8 @@ def test_a_checkpoint_in_parts_is_carried_on(store: ObjectStore) -> None:
         whole = pq.ParquetFile(opened).read()
     cut = pc.is_valid(pc.struct_field(whole["add"], "path"))
     for at, part in enumerate((whole.filter(cut), whole.filter(pc.invert(cut))), 1):
-        sink = pa.BufferOutputStream()
-        pq.write_table(part, sink)
         name = f"_delta_log/{version:020d}.checkpoint.{at:010d}.{2:010d}.parquet"
-        store.write(name, sink.getvalue().to_pybytes())
+        store.write(name, parquet_bytes(part))
     for path in (checkpoint_path(version), "_delta_log/_last_checkpoint"):
         store.delete(path)
     only_checkpoint(store, version)

@@ -19,6 +19,7 @@ from support.byte_store import ByteStore, Call
 from support.clocks import MachineClocks
 from support.limits import Limits, keeping
 from support.rule_variants import first, rule_variant
+from support.tables import parquet_bytes
 from support.thrift import decode
 
 from spark_mq.delta.actions import AddFile, Change, checkpoint_path, log_path
@@ -229,10 +230,9 @@ def test_a_file_in_the_place_of_the_last_checkpoint_is_named_by_the_next(
 
 def rewrite_checkpoint(store: ObjectStore, change: Callable[[pa.Table], pa.Table]) -> str:
     """Change the rows of the first checkpoint. Return its path."""
-    path, sink = checkpoint_path(1), pa.BufferOutputStream()
+    path = checkpoint_path(1)
     rows = pq.read_table(pa.BufferReader(store.read(path)))
-    pq.write_table(change(rows), sink, use_dictionary=False)
-    store.write(path, sink.getvalue().to_pybytes())
+    store.write(path, parquet_bytes(change(rows), use_dictionary=False))
     return path
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support.byte_store import DISK, ByteStore, Call
 from support.handles import Killed, die
 from support.power_cut import Effects, left_after
+from support.tables import parquet_bytes
 
 from spark_mq.delta.object_store import ObjectStore, absolute_path, join
 from spark_mq.errors import InvalidOption
@@ -71,10 +71,9 @@ def test_empty_folders_behind_a_link_out_of_the_root_stay(
 def test_any_damage_of_a_parquet_file_is_one_kind_of_error(
     store: ObjectStore, compression: str
 ) -> None:
-    rng, sink = random.Random(compression), pa.BufferOutputStream()
+    rng = random.Random(compression)
     rows = pa.table({"text": [f"text {n % 7} of {n}" for n in range(300)], "n": range(300)})
-    pq.write_table(rows, sink, compression=compression, store_schema=False)
-    sound = sink.getvalue().to_pybytes()
+    sound = parquet_bytes(rows, compression=compression, store_schema=False)
     seen: set[str] = set()
     for _ in range(300):
         data = bytearray(sound)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.handles import memory_store
+from support.tables import parquet_bytes
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
@@ -29,9 +30,8 @@ def _no_footers() -> Iterator[None]:
 
 
 def footer(columns: int = 1) -> Footer:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({f"value{number}": [b"x"] for number in range(columns)}), sink)
-    return Footer(pq.ParquetFile(pa.BufferReader(sink.getvalue())))
+    data = parquet_bytes(pa.table({f"value{number}": [b"x"] for number in range(columns)}))
+    return Footer(pq.ParquetFile(pa.BufferReader(data)))
 
 
 def write(folder: Path, *values: bytes) -> None:
@@ -39,11 +39,8 @@ def write(folder: Path, *values: bytes) -> None:
 
 
 def read(folder: Path, rows: int) -> list[bytes]:
-    return (
-        MessageReader(ObjectStore(str(folder)), ["value"])
-        .read(FileSlice("f", 0, rows, 0, 0, 0))["value"]
-        .to_pylist()
-    )
+    reader = MessageReader(ObjectStore(str(folder)), ["value"])
+    return reader.read(FileSlice("f", 0, rows, 0, 0, 0))["value"].to_pylist()
 
 
 def test_few_footers_are_kept_however_small_they_are() -> None:
@@ -103,12 +100,9 @@ def test_a_failed_read_forgets_the_footer(tmp_path: Path) -> None:
 def test_two_stores_in_memory_share_no_footers() -> None:
     """Their files may have the same name and size."""
     for values in ([b"aaaa", b"b"], [b"c", b"dddd"]):
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), sink, compression="none")
+        rows = pa.table({"value": pa.array(values, pa.binary())})
         files = memory_store()
-        files.write("f", sink.getvalue().to_pybytes())
-        assert (
-            MessageReader(files, ["value"]).read(FileSlice("f", 0, 2, 0, 0, 0))["value"].to_pylist()
-            == values
-        )
+        files.write("f", parquet_bytes(rows, compression="none"))
+        found = MessageReader(files, ["value"]).read(FileSlice("f", 0, 2, 0, 0, 0))
+        assert found["value"].to_pylist() == values
     assert len(footers) == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.tables import add_file, messages_of
+from support.tables import add_file, messages_of, parquet_bytes
 
 from spark_mq import Queue
 from spark_mq.delta.object_store import ObjectStore
@@ -153,10 +153,10 @@ def test_messages_are_the_rows_of_a_file(tmp_path: Path) -> None:
     headers = pa.array([None, [("h", "é")], []], pa.map_(pa.string(), pa.string()))
     instants = pa.array([AT, AT, AT.replace(year=2027)], pa.timestamp("us", "UTC"))
     texts = {"value": [b"\xff", None, b""], "key": ["é", None, ""]}
-    queue, sink = Queue.create(tmp_path / "q", durable=False), pa.BufferOutputStream()
-    pq.write_table(pa.table({**texts, "headers": headers, "published_at": instants}), sink)
-    messages_of(queue).files.write("a", sink.getvalue())
-    add_file(queue, "a", sink.getvalue().size)
+    queue = Queue.create(tmp_path / "q", durable=False)
+    data = parquet_bytes(pa.table({**texts, "headers": headers, "published_at": instants}))
+    messages_of(queue).files.write("a", data)
+    add_file(queue, "a", len(data))
     found = queue.group().lease("w", max_messages=9).messages
     assert [m.message_id for m in found] == [str(m.sequence) for m in found]
     assert [(m.key, m.value, m.headers) for m in found] == [
