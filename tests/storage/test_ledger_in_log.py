@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.byte_store import ByteStore
 from support.handles import again, history, lease
 from support.limits import Limits
 from support.queues import Make
@@ -111,15 +112,17 @@ def test_the_tag_and_the_file_have_the_same_rows(ranges: list[Range], events: li
     assert (back.head, back.rows) == (head, ranges)
 
 
-def test_no_file_of_a_small_ledger_is_read(queue: Queue) -> None:
+def test_no_file_of_a_small_ledger_is_read(queue: Queue, byte_store: ByteStore) -> None:
     lease(queue, 2).ack()
     lease(queue, 3)
     for path in files_of(queue):
         path.unlink()
+    read = byte_store.paths("read", "open", of="leases")
     fresh = again(queue)
     stats = fresh.group().stats()
     assert (stats.leased, stats.acked) == (3, 2)
     assert fresh.stats()["groups"]["default"].leased == 3
+    assert not [path for path in read if path.endswith(".parquet")]
     assert fresh.sweep().archived_commits > 0
     assert set(history(fresh)["event"].to_pylist()) >= {"leased", "acked"}
     assert [m.value for m in lease(fresh, 10).messages] == [b"%d" % n for n in range(5, 10)]

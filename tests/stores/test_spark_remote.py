@@ -5,13 +5,17 @@ Also where the store fails or lags.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_store import AFTER, BEFORE, RESET, SLOW, FaultyStore
+from support.blocks import ROOT
 from support.checker import check_queue
 from support.harness import (
     Stream,
@@ -149,16 +153,37 @@ def test_a_stream_over_a_store_that_fails_often_delivers_each_message_once(
     assert proxy.met() > 0
 
 
+def run_worker(path: str, home: Path, variables: Mapping[str, str]) -> str:
+    """Run ``jobs/worker.py`` with the handler in mine.py on what is due. Return what it says."""
+    (home / "conf").mkdir()  # without the packages of the repository's conf/
+    own = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "SPARK_CONF_DIR": str(home / "conf"),
+    }
+    done = subprocess.run(
+        [
+            sys.executable, ROOT / "jobs" / "worker.py", "--queue", path, "--group", "g",
+            "--handler", "mine:process", "--checkpoint", home / "checkpoint",
+            "--trigger", "available-now",
+        ],
+        cwd=home, env={**os.environ, **own, **variables}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return done.stdout + done.stderr
+
+
 @pytest.mark.only_on("versitygw")
 def test_credentials_come_from_the_environment_of_the_driver(
-    remote: RemoteStore, queue: Queue, tmp_path: Path, run_worker: Callable[..., str]
+    remote: RemoteStore, queue: Queue, tmp_path: Path
 ) -> None:
     """A job as people start it: neither the queue's path nor an option holds a secret, and its
     executors have them all the same.
     """
     queue.publish(numbered(ROWS))
     (tmp_path / "mine.py").write_text(HANDLER)
-    said = run_worker(["--queue", queue.path], context_of(queue).storage_options)
+    said = run_worker(queue.path, tmp_path, context_of(queue).storage_options)
     stats = queue.group("g").stats()
     assert (stats.acked, stats.dead) == (ROWS - 1, 1)
     assert remote.secret not in said
