@@ -51,23 +51,8 @@ class Gate:
         on_publish(monkeypatch, queue, commit)
 
 
-def failing(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 10**9
-) -> list[int]:
-    """The next `times` commits fail and land nothing.
-
-    Returns the list that gets an entry for each.
-    """
-    tried: list[int] = []
-
-    def commit(run: Callable[[], Any]) -> Any:
-        tried.append(1)
-        if len(tried) <= times:
-            raise error
-        return run()
-
-    on_publish(monkeypatch, queue, commit)
-    return tried
+def fail() -> None:
+    raise OSError("disk full")
 
 
 # -- what is handed in is published
@@ -241,10 +226,6 @@ def test_a_batch_that_failed_for_good_is_reported_once_and_the_next_one_goes_on(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, landed: bool
 ) -> None:
     """Its number is not used again, because it may have landed all the same."""
-
-    def fail() -> None:
-        raise OSError("disk full")
-
     on_publish(monkeypatch, queue, once(**{"after" if landed else "before": fail}))
     with queue.publisher(**NEVER, retry_timeout=0) as publisher:
         bad = [publisher.publish(str(n)) for n in range(1000)]
@@ -277,11 +258,18 @@ MENDED = {
 def test_a_commit_is_tried_again_if_that_may_help(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    error, before, helps = MENDED[why]
+    (error, before, helps), tried = MENDED[why], list[int]()
+
+    def commit(run: Callable[[], Any]) -> Any:
+        tried.append(1)
+        if len(tried) <= 2:
+            raise error
+        return run()
+
     with queue.publisher(retry_timeout="1d") as publisher:
         for _ in range(before):
             publisher.publish("before").result(60)
-        tried = failing(queue, monkeypatch, error, times=2)
+        on_publish(monkeypatch, queue, commit)
         pending = publisher.publish("a")
         with nullcontext() if helps else pytest.raises(type(error), match=str(error)):
             pending.result(60)
@@ -347,7 +335,7 @@ def test_messages_can_be_awaited_and_a_cancelled_wait_cancels_no_publish(queue: 
 def test_an_awaited_failure_is_raised_and_counts_as_reported(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing(queue, monkeypatch, OSError("disk full"))
+    on_publish(monkeypatch, queue, once(before=fail))
 
     async def publish() -> None:
         with queue.publisher(linger="10ms", retry_timeout=0) as publisher:
@@ -438,11 +426,11 @@ def test_nothing_behind_a_failed_message_is_published(
 ) -> None:
     """Else its number would be below the last one, and a restart would skip it."""
 
-    def fail() -> None:
+    def publish_more_and_fail() -> None:
         publisher.publish(LINES[1])  # there before the first has failed
-        raise OSError("disk full")
+        fail()
 
-    on_publish(monkeypatch, queue, once(before=fail))
+    on_publish(monkeypatch, queue, once(before=publish_more_and_fail))
     publisher = queue.publisher(**NEVER, retry_timeout=0, producer_id="p")
     publisher.publish(LINES[0])
     with pytest.raises(PublishFailed, match="disk full"):
