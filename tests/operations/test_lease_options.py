@@ -79,15 +79,6 @@ def test_a_lease_holds_no_more_bytes_than_fit(queue: Queue) -> None:
     assert _leased(queue, max_bytes="1m") == []
 
 
-def test_a_limit_of_bytes_takes_high_priorities_first(delta_queue: Callable[..., Queue]) -> None:
-    """The pieces of a lease were sorted by sequence, and the limit dropped the later ones."""
-    queue = delta_queue(lanes=2)
-    queue.publish([Message("later", key="a", priority=0) for _ in range(3)])
-    queue.publish([Message("first", key="b", priority=1)])
-    held = queue.group().lease("w", max_messages=10, max_bytes=1)
-    assert [message.text for message in held.messages] == ["first"]
-
-
 def test_a_lease_of_named_messages_holds_these_and_no_others(make: Callable[..., Queue]) -> None:
     queue = make(visibility_timeout="1m")
     first, second, third, fourth, fifth = queue.publish([*"abcde"]).sequences
