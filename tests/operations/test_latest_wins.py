@@ -78,13 +78,6 @@ def test_with_until_leased_it_counts_until_the_first_lease(make: Make) -> None:
     assert take(other) == ["a2", "a3"]
 
 
-def test_without_the_setting_the_first_stays(queue: Queue) -> None:
-    publish(queue, "a1")
-    queue.configure(dedup_replaces=False)
-    assert publish(again(queue), "a2").duplicates == (0,)
-    assert take(queue.group()) == ["a1"]
-
-
 def test_tables_and_publishers_replace_too(queue: Queue) -> None:
     old = publish(queue, "a1", "b1").sequences
     receipt = queue.publish(pa.table({"value": ["a2"], "dedup_id": ["a"]}))
