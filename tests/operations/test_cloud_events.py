@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from cloudevents.core.bindings import kafka
 from cloudevents.core.v1.event import CloudEvent
+from support.handles import leased
 
-from spark_mq import Message, Queue, ReceivedMessage
+from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.integrations.cloud_events import from_message, to_message
 
@@ -24,22 +25,16 @@ def event(**more: Any) -> CloudEvent:
     return CloudEvent({**ATTRIBUTES, **more}, DATA)
 
 
-def received(queue: Queue, *messages: Any) -> list[ReceivedMessage]:
-    queue.publish(list(messages))
-    lease = queue.group().lease("w", max_messages=len(messages))
-    return lease.messages
-
-
 @pytest.mark.parametrize("structured", [False, True])
 def test_an_event_comes_back(queue: Queue, structured: bool) -> None:
-    (message,) = received(queue, to_message(event(), structured=structured))
+    (message,) = leased(queue, to_message(event(), structured=structured)).messages
     again = from_message(message)
     assert again.get_attributes() == ATTRIBUTES
     assert again.get_data() == DATA
     assert message.key is None
 
 
-def test_headers_are_those_of_the_binding_for_kafka(queue: Queue) -> None:
+def test_headers_are_those_of_the_binding_for_kafka() -> None:
     binary, structured = to_message(event()), to_message(event(), structured=True)
     assert binary.headers == {
         "ce_id": "7", "ce_source": "/shop", "ce_type": "order.paid", "ce_specversion": "1.0",
@@ -58,10 +53,8 @@ def test_a_message_of_another_program_is_read(queue: Queue) -> None:
     headers = {"ce_id": "1", "ce_source": "s", "ce_type": "t", "ce_specversion": "1.0"}
     headers["content-type"] = "application/json"
     whole = {"id": "1", "source": "s", "type": "t", "specversion": "1.0", "data": [1]}
-    first, second = received(
-        queue, Message("[1]", headers=headers, key="k"), Message.json(whole, key="k")
-    )
-    for message in (first, second):
+    both = Message("[1]", headers=headers, key="k"), Message.json(whole, key="k")
+    for message in leased(queue, *both).messages:
         found = from_message(message)
         assert (found.get_id(), found.get_type(), found.get_data()) == ("1", "t", [1])
         assert found.get_extension("partitionkey") == "k"
@@ -88,7 +81,7 @@ def test_what_is_no_event_is_refused(queue: Queue) -> None:
     headers = {"ce_id": "1", "ce_source": "s", "ce_type": "t", "ce_time": "secret"}
     bad = [Message("secret"), Message.json({"id": "secret"}), Message("[1", headers=headers)]
     bad.append(Message("secret", headers={"ce_id": "1"}))
-    for message in received(queue, *bad):
+    for message in leased(queue, *bad).messages:
         no_event = f"message {message.sequence} is not a CloudEvent"
         with pytest.raises(InvalidPayload, match=no_event) as caught:
             from_message(message)

@@ -15,7 +15,6 @@ from support.tables import as_in_a_store
 
 from spark_mq import ConsumerGroup, Message, Queue
 from spark_mq.ledger import selection
-from spark_mq.testing import ManualClock
 
 EU = {"key_prefix": "eu-"}
 
@@ -23,11 +22,6 @@ EU = {"key_prefix": "eu-"}
 def publish(queue: Queue, *keys: str | None, **more: Any) -> None:
     """Publish a message for each key, with the key as its text."""
     queue.publish([Message(str(key), key=key, **more) for key in keys])
-
-
-@pytest.fixture
-def queue(make: Make) -> Queue:
-    return make(retry_delay="10s")
 
 
 @pytest.fixture
@@ -79,21 +73,6 @@ def test_key_and_headers_decide_together(queue: Queue, group: ConsumerGroup) -> 
     publish(queue, "a1", "b", headers={"region": "eu"})
     publish(queue, "a2")
     assert take(group) == ["a1"]
-
-
-def test_a_new_filter_holds_for_messages_not_leased_yet(
-    queue: Queue, group: ConsumerGroup, clock: ManualClock
-) -> None:
-    publish(queue, "eu-1", "us-1", "eu-2", "us-2", "eu-3")
-    group.lease("w", max_messages=1).nack()
-    group.configure(filter={"key_prefix": "us-"})
-    clock.advance("1m")
-    assert take(group) == ["eu-1", "us-1", "us-2"]
-    group.configure(filter=None)
-    publish(queue, "eu-4")
-    assert take(group) == ["eu-4"], "what was skipped stays skipped"
-    group.seek("earliest")
-    assert len(take(group)) == 6
 
 
 def test_named_messages_are_filtered_as_well(queue: Queue, group: ConsumerGroup) -> None:

@@ -49,9 +49,6 @@ ENDS = [
     SystemExit(0), SystemExit("done"), GeneratorExit(), asyncio.CancelledError(), OwnEnd("x"),
 ]  # fmt: skip
 EACH_END = pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{type(end).__name__} {end}")
-EACH_ERROR = pytest.mark.parametrize(
-    "wrong", [OddError("x"), *ENDS], ids=lambda error: type(error).__name__
-)
 
 
 def work(
@@ -115,12 +112,6 @@ def test_an_error_without_a_text_is_a_failure(kind: str, caplog: pytest.LogCaptu
     error = error_in_letter(kind, on_bad(OddError("bad")))
     assert error == "OddError: (OddError without a text: its str() raised AttributeError)"
     assert error in caplog.text, "with its traceback"
-
-
-@KINDS
-def test_with_raise_the_error_itself_ends_the_loop(kind: str) -> None:
-    with pytest.raises(OddError):
-        work(once_each(), kind, on_bad(OddError("bad")), on_error="raise")
 
 
 @KINDS
@@ -224,10 +215,9 @@ def rows_with(column: str, value: object = None) -> Callable[[Lease], Any]:
     return handle
 
 
-@pytest.mark.parametrize("column", ["outcome", "error"])
-def test_a_row_with_an_odd_value_is_a_failure_of_its_message(column: str) -> None:
+def test_a_row_with_an_odd_outcome_is_a_failure_of_its_message() -> None:
     queue = once_each()
-    summary = queue.group().work(rows_with(column), mode="batch", until="settled")
+    summary = queue.group().work(rows_with("outcome"), mode="batch", until="settled")
     assert (summary.acked, summary.nacked) == (2, 1)
     assert letters(queue).keys() == {b"bad"}
 
@@ -314,7 +304,7 @@ def dead() -> Queue:
     return queue
 
 
-@EACH_ERROR
+@pytest.mark.parametrize("wrong", [OddError("x"), *ENDS], ids=lambda error: type(error).__name__)
 def test_a_transform_that_fails_oddly_leaves_its_letter(dead: Queue, wrong: BaseException) -> None:
     def repair(message: ReceivedMessage) -> bytes:
         on_bad(wrong)(message)
@@ -329,17 +319,3 @@ def test_a_transform_that_fails_oddly_leaves_its_letter(dead: Queue, wrong: Base
 def test_a_transform_passes_an_interrupt_on(dead: Queue) -> None:
     with pytest.raises(KeyboardInterrupt):
         dead.redrive(transform=on_bad(KeyboardInterrupt()))
-
-
-@EACH_ERROR
-@pytest.mark.parametrize("mode", ["message", "batch"])
-def test_a_replay_counts_what_fails_oddly(mode: str, wrong: BaseException) -> None:
-    queue = once_each(5)
-    lease(queue, 3).ack()
-
-    def handle(_: Any) -> None:
-        raise wrong
-
-    report = queue.replay(handle, group="default", mode=mode)
-    assert report.summary.worse == 3
-    assert type(wrong).__name__ in report.errors[0].error

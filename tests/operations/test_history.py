@@ -328,11 +328,13 @@ def test_a_trace_names_the_groups_that_are_paused_now(queue: Queue) -> None:
 def test_finished_messages_are_reported_with_how_and_when(queue: Queue, clock: ManualClock) -> None:
     s = queue.publish([Message(str(n), key="k", message_id=f"id-{n}") for n in range(3)]).sequences
     started = clock()
-    lease(queue, 3).nack([s[0]], delay=0)
+    lease(queue, 3).nack([s[0]], error="once", delay=0)
     clock.advance("5s")
     lease(queue, 1).ack()
     (row,) = queue.finished(payload=True).to_pylist()
-    assert row.pop("settled_at") == queue.trace(s[0]).events[-1].at
+    (end,) = queue.trace(s[0]).outcomes
+    assert (end.error, str(end)) == ("once", "acked"), "an earlier failure is not why"
+    assert row.pop("settled_at") == end.settled_at
     assert row == {
         "sequence": s[0],
         "consumer_group": "default",
@@ -344,7 +346,7 @@ def test_finished_messages_are_reported_with_how_and_when(queue: Queue, clock: M
         "leased_at": started + timedelta(seconds=5),
         "worker_id": "w",
         "reason": None,
-        "error": None,
+        "error": "once",
         "message_id": "id-0",
         "key": "k",
         "value": b"0",
@@ -415,14 +417,6 @@ def test_an_outcome_says_whether_a_whole_batch_failed(
     (end,) = queue.trace(s).outcomes
     assert (end.outcome, end.error, end.batch_error, end.batch_size) == ("dead_lettered", *blamed)
     assert ("its batch of 2 failed: bad" in str(end)) == (how == "with its batch")
-
-
-def test_an_earlier_failure_is_not_why_a_message_was_acked(queue: Queue) -> None:
-    (s,) = queue.publish("a").sequences
-    lease(queue).nack(error="once", delay=0)
-    lease(queue).ack()
-    (end,) = queue.trace(s).outcomes
-    assert (end.error, str(end)) == ("once", "acked")
 
 
 def test_a_lease_that_ended_names_its_messages_though_it_is_extended_meanwhile(
