@@ -72,18 +72,6 @@ def test_a_window_counts_beside_it(make: Make, clock: ManualClock) -> None:
     assert holds(queue, "b")
 
 
-def test_a_seek_back_makes_ids_count_again_unless_they_were_published_since(make: Make) -> None:
-    queue = make(dedup_until="settled")
-    queue.group().ensure()
-    publish(queue, "a", "b")
-    lease(queue).ack()
-    second = publish(queue, "a").sequences[0]
-    queue.group().seek("earliest")
-    receipt = publish(queue, "a", "b")
-    assert receipt.duplicate_of[0] == second
-    assert len(lease(queue).messages) == 3 + receipt.published
-
-
 # -- races and crashes
 
 

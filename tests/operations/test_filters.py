@@ -9,11 +9,10 @@ from support.byte_store import ByteStore, Injected
 from support.handles import again, history, lease, side_by_side, take, take_all
 from support.having import having
 from support.limits import Limits
-from support.marks import slow
 from support.queues import Make
 from support.tables import as_in_a_store
 
-from spark_mq import ConsumerGroup, Message, Queue
+from spark_mq import ConsumerGroup, Lease, Message, Queue
 from spark_mq.ledger import selection
 
 EU = {"key_prefix": "eu-"}
@@ -132,9 +131,8 @@ def test_over_a_store_files_are_checked_in_threads(delta_queue: Make) -> None:
     assert group.stats().skipped == 61
 
 
-@pytest.mark.parametrize("mode", [slow("message"), "batch"])
 def test_eight_workers_with_slow_checks_and_little_memory_get_what_matches(
-    delta_queue: Make, limits: Limits, mode: str
+    delta_queue: Make, limits: Limits
 ) -> None:
     limits(check_seconds=0.0, filtered_pieces=20, filtered_runs=1)
     queue = delta_queue()
@@ -143,11 +141,11 @@ def test_eight_workers_with_slow_checks_and_little_memory_get_what_matches(
         publish(queue, *(f"{'eu' if n % 3 else 'us'}-{at}-{n}" for n in range(30)))
     seen: list[str] = []
 
-    def handle(given: Any) -> None:
-        seen.extend(one.text for one in (given.messages if mode == "batch" else [given]))
+    def handle(taken: Lease) -> None:
+        seen.extend(message.text for message in taken.messages)
 
     def run() -> None:
-        again(queue).group("g").work(handle, mode=mode, until="settled", max_messages=40)
+        again(queue).group("g").work(handle, mode="batch", until="settled", max_messages=40)
 
     side_by_side(run)
     assert sorted(seen) == sorted(f"eu-{at}-{n}" for at in range(5) for n in range(30) if n % 3)
