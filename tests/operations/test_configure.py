@@ -31,7 +31,6 @@ def test_a_change_is_stored_and_the_rest_stays(make: Make) -> None:
 LOOKS: dict[str, Callable[[Queue], object]] = {
     "publish": lambda queue: queue.publish("early"),
     "stats": Queue.stats,
-    "sweep": Queue.sweep,
     "lease": lambda queue: queue.group().lease("w"),
     "describe": Queue.describe,
 }

@@ -86,13 +86,6 @@ def test_a_rival_between_the_look_and_the_commit_is_met(
     assert len(lease(queue).messages) == 1
 
 
-def test_a_settle_meanwhile_changes_nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(queue, "a")
-    on_commit(monkeypatch, "messages", before=lambda: lease(queue).ack())
-    assert publish(queue, "a", "b").duplicates == (0,)
-    assert not holds(queue)
-
-
 # -- what it costs
 
 

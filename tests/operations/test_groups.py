@@ -56,9 +56,8 @@ def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspel
 def test_history_tells_what_finished_in_a_dropped_group(queue: Queue) -> None:
     queue.publish("a")
     lease(queue, group="billing").ack()
-    with pytest.raises(GroupNotFound, match=r"'biling'.*billing") as caught:
+    with pytest.raises(GroupNotFound, match=r"'biling'.*billing"):
         queue.finished("biling")
-    assert caught.value.data["group"] == "biling"
     queue.drop_group("billing")
     assert queue.finished("billing").num_rows == 1
 
@@ -106,15 +105,7 @@ def test_without_create_a_handle_creates_no_group(queue: Queue) -> None:
     assert group.lease("w") is not None
     assert group.ensure().stats().leased == 1
     queue.drop_group("billing")
-    for call in (
-        lambda: group.lease("w"),
-        lambda: group.work(lambda taken: None, mode="batch", until="empty"),
-        lambda: group.configure(max_failures=1),
-        lambda: group.seek("earliest"),
-        group.pause,
-        group.ensure,
-        group.stats,
-    ):
+    for call in (group.lease, group.pause, group.ensure, group.stats):
         with pytest.raises(GroupNotFound, match="'billing'"):
             call()
     assert queue.groups() == []
