@@ -25,7 +25,7 @@ def broken(queue: Queue) -> None:
     """Let five leases of one message fail."""
     numbers(queue)
     for _ in range(5):
-        lease(queue, 1).nack(error="KeyError: 'ammount'")
+        lease(queue, 1).nack(delay="1h", error="KeyError: 'ammount'")
 
 
 def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
@@ -63,6 +63,7 @@ def test_the_log_shows_that_it_opens_and_closes(
     queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken(queue)
+    assert next_due(queue.group()) == clock() + timedelta(seconds=10)
     clock.advance("10s")
     lease(queue).nack(error="again")
     clock.advance("20s")
