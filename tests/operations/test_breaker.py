@@ -9,40 +9,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.handles import again, lease, until
+from support.handles import lease
 from support.tables import on_commands
-from support.working import drain, fail, working
+from support.working import drain, fail
 
-from spark_mq import ConsumerGroup, Lease, Queue, WorkSummary
+from spark_mq import ConsumerGroup, Queue, WorkSummary
 from spark_mq.testing import ManualClock, next_due
 
 
 def numbers(queue: Queue, count: int = 100) -> None:
     queue.publish([str(n) for n in range(count)])
-
-
-def broken(queue: Queue) -> None:
-    """Let five leases of one message fail."""
-    numbers(queue)
-    for _ in range(5):
-        lease(queue, 1).nack(delay="1h", error="KeyError: 'ammount'")
-
-
-def test_a_waiting_worker_gets_the_trial_when_it_is_due(queue: Queue, clock: ManualClock) -> None:
-    broken(queue)
-    seen = list[int]()
-
-    def handle(taken: Lease) -> None:
-        seen.append(len(taken))
-        if len(seen) == 1:
-            assert queue.group().lease("w", max_messages=50) is None
-            assert "is the trial" in queue.group().blocked_because
-
-    with working(again(queue).group(), handle, max_messages=10):
-        clock.advance("10s")
-        until(lambda: len(seen) > 1)
-    assert seen[:2] == [1, 10]
-    assert queue.group().stats().breaker == "closed"
 
 
 @pytest.mark.parametrize("on_error", ["reject", "ack"])
@@ -62,7 +38,9 @@ def test_on_error_reject_and_ack_end_the_leases_that_open_the_breaker(
 def test_the_log_shows_that_it_opens_and_closes(
     queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken(queue)
+    numbers(queue)
+    for _ in range(5):
+        lease(queue, 1).nack(delay="1h", error="KeyError: 'ammount'")
     assert next_due(queue.group()) == clock() + timedelta(seconds=10)
     clock.advance("10s")
     lease(queue).nack(error="again")

@@ -519,13 +519,6 @@ def test_forged_headers_lead_a_trace_nowhere(queue: Queue) -> None:
     assert "redriven" not in [event.event for event in queue.trace(own).events]
 
 
-def test_a_trace_finds_its_message_by_id_or_key(queue: Queue) -> None:
-    old, new = queue.publish([Message("a", "k", message_id="m"), Message("b", "k")]).sequences
-    assert queue.trace(message_id="m").sequence == old
-    assert queue.trace(key="k").sequence == new
-    assert queue.find(key="k") == [new, old]
-
-
 def test_a_message_that_came_back_with_another_of_its_key_shows_why(make: Make) -> None:
     queue = make(lanes=8, order="key")
     queue.publish([Message("a", key="k", priority=3), Message("b", key="k", priority=3), "c"])
