@@ -88,14 +88,6 @@ def catalog() -> Iterator[CatalogStandIn]:
         yield running
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 # -- names and options ---------------------------------------------------------------------------
 
 
@@ -169,16 +161,11 @@ def test_a_folder_of_a_volume_is_found_with_credentials_to_write(catalog: Catalo
         "token": "one-session-token",
         "expires_at": None,
     }
+    locate(f"{FILES}/messages", catalog.options, {})
     assert catalog.asked == [
         ("/volumes/main.app.files", None),
         ("/temporary-volume-credentials", {"volume_id": "v-1", "operation": "WRITE_VOLUME"}),
-    ]
-
-
-def test_the_tables_of_a_queue_share_one_answer(catalog: CatalogStandIn) -> None:
-    for name in ("messages", "leases", "history"):
-        locate(f"{FILES}/{name}", catalog.options, {})
-    assert len(catalog.asked) == 2
+    ], "the tables of a queue share one answer"
 
 
 def test_an_external_table_is_found(catalog: CatalogStandIn) -> None:
@@ -287,63 +274,57 @@ def test_no_text_of_a_handle_has_the_token(catalog: CatalogStandIn) -> None:
 
 
 class Answers:
-    """Gives each time new credentials that are valid for some seconds, or fails."""
+    """Gives each time new credentials that are valid for some seconds from now, or fails."""
 
-    def __init__(self, clock: Clock, life: float) -> None:
-        self.clock, self.life, self.count, self.failure = clock, life, 0, None
+    def __init__(self) -> None:
+        self.now, self.life, self.count = 1_700_000_000.0, 3600.0, 0
+        self.failure: OSError | None = None
         self.during: Callable[[], object] = lambda: None
-
-    failure: OSError | None
 
     def __call__(self) -> dict[str, Any]:
         self.during()
         if self.failure is not None:
             raise self.failure
         self.count += 1
-        return keys(f"k{self.count}", self.clock.now + self.life)
+        return keys(f"k{self.count}", self.now + self.life)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def ask() -> Answers:
+    return Answers()
 
 
 @pytest.fixture
-def ask(clock: Clock) -> Answers:
-    return Answers(clock, 3600)
-
-
-@pytest.fixture
-def credentials(ask: Answers, clock: Clock) -> VendedCredentials:
-    return VendedCredentials("uc://c.s.v", "aws", ask, clock)
+def credentials(ask: Answers) -> VendedCredentials:
+    return VendedCredentials("uc://c.s.v", "aws", ask, lambda: ask.now)
 
 
 @pytest.mark.parametrize(("life", "left"), [(3600, 300), (900, 300), (60, 30)])
 def test_credentials_are_renewed_before_they_expire(
-    credentials: VendedCredentials, ask: Answers, clock: Clock, life: float, left: float
+    credentials: VendedCredentials, ask: Answers, life: float, left: float
 ) -> None:
     ask.life = life
     assert credentials()["access_key_id"] == "k1-id"
-    clock.now += life - left - 1
+    ask.now += life - left - 1
     assert credentials()["access_key_id"] == "k1-id"
-    clock.now += 1
+    ask.now += 1
     assert credentials()["access_key_id"] == "k2-id"
     assert ask.count == 2
 
 
 def test_a_catalog_that_is_down_stops_nobody_while_credentials_are_valid(
-    credentials: VendedCredentials, ask: Answers, clock: Clock, caplog: pytest.LogCaptureFixture
+    credentials: VendedCredentials, ask: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
     credentials()
     ask.failure = ConnectionError("down")
-    clock.now += 3400
+    ask.now += 3400
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             assert credentials()["access_key_id"] == "k1-id"
     assert len(caplog.records) == 1, "it waits before it asks again"
     assert "valid for 200 s more: down" in caplog.text
     assert "secret-key" not in caplog.text
-    clock.now += 200
+    ask.now += 200
     with pytest.raises(ConnectionError, match="down"):
         credentials()
     ask.failure = None
@@ -351,10 +332,10 @@ def test_a_catalog_that_is_down_stops_nobody_while_credentials_are_valid(
 
 
 def test_no_thread_waits_for_a_renewal_while_credentials_are_valid(
-    credentials: VendedCredentials, ask: Answers, clock: Clock
+    credentials: VendedCredentials, ask: Answers
 ) -> None:
     credentials()
-    clock.now += 3400
+    ask.now += 3400
     inside, go = threading.Event(), threading.Event()
 
     def pause() -> None:
