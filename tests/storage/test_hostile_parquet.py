@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,20 +32,6 @@ SHARED = pa.table(
 )
 
 
-def forge(
-    path: Path, table: pa.Table, lie: Callable[[Struct, Struct], None], **options: Any
-) -> Path:
-    """Write a file of one column, with its metadata changed."""
-    data = parquet_bytes(table, write_statistics=False, store_schema=False, **options)
-    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer, _ = decode(data, start)
-    group = footer[4][1][1][0]
-    lie(group[1][1][1][0][3][1], group)
-    end_of_file = encode(footer)
-    path.write_bytes(data[:start] + end_of_file + len(end_of_file).to_bytes(4, "little") + b"PAR1")
-    return path
-
-
 def claims_size(meta: Struct, group: Struct) -> None:
     meta[6] = (I64, CLAIM)
 
@@ -61,18 +46,24 @@ def claims_less_than_nothing(meta: Struct, group: Struct) -> None:
     meta[6] = (I64, -1)
 
 
-FILES: dict[str, tuple[pa.Table, Any, dict[str, Any]]] = {
-    "a column of 2 GB": (SMALL, claims_size, {"compression": "zstd"}),
-    "a negative size": (SMALL, claims_less_than_nothing, {"compression": "zstd"}),
-    "a hidden dictionary": (SHARED, hides_dictionary, {"use_dictionary": True}),
+FILES: dict[str, tuple[pa.Table, Callable[[Struct, Struct], None]]] = {
+    "a column of 2 GB": (SMALL, claims_size),
+    "a negative size": (SMALL, claims_less_than_nothing),
+    "a hidden dictionary": (SHARED, hides_dictionary),
 }
 REFUSED = r"column value is refused: .*(claim -?\d+ |dictionary that its footer)"
 
 
 def forged(path: Path, name: str) -> int:
-    """Write one of FILES. Returns its rows."""
-    table, lie, options = FILES[name]
-    forge(path, table, lie, **options)
+    """Write one of FILES, with its metadata changed. Return its rows."""
+    table, lie = FILES[name]
+    data = parquet_bytes(table, write_statistics=False, store_schema=False, compression="zstd")
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer, _ = decode(data, start)
+    group = footer[4][1][1][0]
+    lie(group[1][1][1][0][3][1], group)
+    end_of_file = encode(footer)
+    path.write_bytes(data[:start] + end_of_file + len(end_of_file).to_bytes(4, "little") + b"PAR1")
     return table.num_rows
 
 

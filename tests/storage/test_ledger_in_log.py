@@ -46,10 +46,6 @@ def queue(delta_queue: Make) -> Queue:
     return made
 
 
-def files_of(queue: Queue, group: str = "default") -> list[Path]:
-    return sorted(Path(ledgers_of(queue).path, f"consumer_group={group}").glob("*.parquet"))
-
-
 def newest(queue: Queue, group: str = "default") -> Path:
     """The file of a group's ledger as it is now."""
     (uri,) = (
@@ -115,7 +111,7 @@ def test_the_tag_and_the_file_have_the_same_rows(ranges: list[Range], events: li
 def test_no_file_of_a_small_ledger_is_read(queue: Queue, byte_store: ByteStore) -> None:
     lease(queue, 2).ack()
     lease(queue, 3)
-    for path in files_of(queue):
+    for path in Path(ledgers_of(queue).path, "consumer_group=default").glob("*.parquet"):
         path.unlink()
     read = byte_store.paths("read", "open", of="leases")
     fresh = again(queue)

@@ -31,15 +31,6 @@ def queue(proxy: FaultyStore, remote: RemoteStore, limits: Limits) -> Queue:
     return sharing(queue)
 
 
-def post_lease(queue: Queue, count: int) -> DelegationTurn:
-    """Delegate a lease as another worker does, and do no more."""
-    ledgers = ledgers_of(queue)
-    data = {"lease": {"worker_id": "delegated", "max_messages": count}}
-    turn = DelegationTurn(ledgers.files, ledgers.log, [["default", data]])
-    turn.delegate()
-    return turn
-
-
 @pytest.mark.parametrize("fault", [BEFORE, AFTER, RESET])
 @pytest.mark.parametrize(
     ("method", "part"),
@@ -54,7 +45,8 @@ def test_a_fault_at_any_request_runs_each_operation_once(
     if (method, part) == ("GET", FOLDER):
         limits(name_bytes=0)  # so that requests have content
     other = again(queue)
-    post_lease(other, 3)
+    ledgers, data = ledgers_of(other), {"lease": {"worker_id": "delegated", "max_messages": 3}}
+    DelegationTurn(ledgers.files, ledgers.log, [["default", data]]).delegate()
     proxy.once(fault, method, part)
     lease = queue.group().lease("w", max_messages=4)
     assert lease is not None

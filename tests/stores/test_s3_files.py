@@ -31,11 +31,6 @@ def counted(remote: RemoteStore) -> Iterator[tuple[ObjectStore, Requests]]:
         yield ObjectStore(remote.new_path(), remote.options_at(url)), seen
 
 
-def large_parquet() -> bytes:
-    columns = {name: [os.urandom(1_000) for _ in range(1_000)] for name in "ab"}
-    return parquet_bytes(pa.table(columns), row_group_size=500, compression="none")
-
-
 def calls() -> dict[str, tuple[Callable[[ObjectStore], Any], list[str]]]:
     schema = pa.schema({"a": pa.int64()})
     return {
@@ -66,7 +61,9 @@ def test_requests_of_each_call(counted: tuple[ObjectStore, Requests], name: str)
     store.write("file", b"1")
     store.write("small.parquet", parquet_bytes(pa.table({"a": [1, 2]})))
     if "open" in name:
-        store.write("large.parquet", large_parquet())
+        large = pa.table({name: [os.urandom(1_000) for _ in range(1_000)] for name in "ab"})
+        data = parquet_bytes(large, row_group_size=500, compression="none")
+        store.write("large.parquet", data)
     seen.clear()
     call, expected = calls()[name]
     call(store)

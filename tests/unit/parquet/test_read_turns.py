@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -55,18 +54,12 @@ def test_only_reads_of_local_files_take_turns(
             turns.append(threading.get_ident())
             return super().hold(timeout)
 
-    class Remote:
-        root = "s3://bucket/queue/messages"
-        is_local = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(files, name)
-
     monkeypatch.setattr("spark_mq.parquet.reader.read_turns", Counted())
-    files: Any = ObjectStore(str(tmp_path))
+    files, remote = (ObjectStore(str(tmp_path)) for _ in range(2))
+    remote.is_local = False
     written = write_file(files, pa.table({"value": pa.array([b"a", b"b"])}))
     piece = FileSlice(written.path, 0, 2, 0, 0, written.size)
-    for store, expected in ((files, 1), (Remote(), 1), (files, 2)):
+    for store, expected in ((files, 1), (remote, 1), (files, 2)):
         rows = MessageReader(store).read(piece)
         assert rows["value"].to_pylist() == [b"a", b"b"]
         assert len(turns) == expected
