@@ -18,6 +18,7 @@ from support.harness import (
     make_queue,
     numbered,
     start,
+    values,
 )
 from support.marks import slow
 
@@ -78,6 +79,31 @@ def test_a_stream_over_two_queues_names_each_rows_queue_and_settles_each_lease_i
         stats = queue.group("g").stats()
         assert (stats.acked, stats.dead, stats.ready, stats.leased) == (2, 1, 0, 0)
     assert [int(n) for _, n in sink.batches] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_batch_of_a_union_that_reads_one_queue_settles_only_that_ones_lease(
+    spark: Any, both: tuple[Queue, Queue], tmp_path: Path
+) -> None:
+    """The other's stream stands at a batch that is done, and maybe was a replay: neither is this
+    batch's affair.
+    """
+    one, two = (Stream(spark, queue, tmp_path / "checkpoint") for queue in both)
+    leases: list[tuple[str, ...]] = []
+
+    def process(batch: Any, lease: Any) -> None:
+        leases.append(lease.lease_ids)
+        if len(leases) == 1:
+            two.queue.publish("006")
+        elif len(leases) == 2:
+            assert values(batch) == ["006"]
+            assert lease.delta_options["txnVersion"] == "2"
+
+    function = each(both, process, on_error="raise")
+    for _ in range(2):
+        one.run(function, frame=one.frame().union(two.frame()))
+    assert [len(ids) for ids in leases] == [2, 1]
+    assert (one.group.stats().acked, two.group.stats().acked) == (3, 4)
 
 
 # -- verdicts on single rows

@@ -91,14 +91,15 @@ def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("settled", "acked"), [(3, 6), (10, 0)], ids=["some", "all"])
 def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(
-    stream: Stream, queue: Queue
+    stream: Stream, queue: Queue, settled: int, acked: int
 ) -> None:
     queue.publish(numbered(10))
     seen: list[list[str]] = []
 
     def process(batch: Any, lease: Any) -> Any:
-        lease.reject(batch.where("CAST(value AS STRING) < '003'"), error="never")
+        lease.reject(batch.where(f"CAST(value AS STRING) < '{settled:03}'"), error="never")
         mine = lease.read()
         seen.append(values(mine))
         return mine.where("CAST(value AS STRING) = '009'").selectExpr(
@@ -106,21 +107,8 @@ def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(
         )
 
     stream.settle_with(process)
-    assert seen == [numbered(10)[3:]]
-    assert (stream.group.stats().acked, stream.group.stats().dead) == (6, 4)
-
-
-@pytest.mark.slow
-def test_a_batch_of_which_nothing_is_left_reads_as_none(stream: Stream, queue: Queue) -> None:
-    queue.publish(numbered(3))
-    counts: list[int] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        lease.ack(batch)
-        counts.append(lease.read().count())
-
-    stream.settle_with(process)
-    assert counts == [0]
+    assert seen == [numbered(10)[settled:]]
+    assert (stream.group.stats().acked, stream.group.stats().dead) == (acked, 10 - acked)
 
 
 @pytest.mark.slow

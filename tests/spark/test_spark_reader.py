@@ -5,8 +5,7 @@ nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 from support.handles import until
 from support.harness import (
-    Sink,
     Stream,
     add_foreign_file,
     configured,
@@ -220,29 +218,6 @@ def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
 
 
 @pytest.mark.slow
-def test_a_batch_that_died_is_replayed_by_spark_with_its_count(
-    stream: Stream, queue: Queue
-) -> None:
-    queue.publish(numbered(6))
-    stream.options["maxMessagesPerTrigger"] = "3"
-    sink, fast = Sink(), []
-    dying: Iterator[bool] = iter([False, True])
-
-    def process(batch: Any, lease: Any) -> None:
-        fast.append(is_read_by_spark(batch))
-        sink.write(batch, lease)
-        if next(dying, False):
-            raise RuntimeError("the driver dies")
-
-    with suppress(StreamingQueryException):
-        stream.settle_with(process)
-    stream.settle_with(process)
-    assert fast == [True] * 3
-    assert (sink.values, sink.skipped) == (numbered(6), 1)
-    assert stream.group.stats().acked == 6
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ns", "us"])
 def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
     stream: Stream, queue: Queue, kind: str
@@ -256,20 +231,6 @@ def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
     assert both.by_spark == [False]
     assert both.batches == both.through_python
     assert stream.group.stats().acked == 2
-
-
-def test_messages_of_a_missing_file_are_dead_and_spark_reads_the_rest(
-    stream: Stream, queue: Queue
-) -> None:
-    queue.publish(numbered(3))
-    lost = queue.publish("lost")
-    table = messages_of(queue)
-    Path(table.path, table.index().file_at(lost.sequences[0]).path).unlink()
-    both = Both(stream)
-    stream.run(both)
-    assert both.by_spark == [True]
-    assert [bytes(row.value).decode() for row in both.batches[0]] == numbered(3)
-    assert (stream.group.stats().acked, stream.group.stats().dead) == (3, 1)
 
 
 def test_a_file_that_shrinks_after_the_lease_is_not_acked(stream: Stream, queue: Queue) -> None:

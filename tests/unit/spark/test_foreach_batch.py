@@ -34,6 +34,7 @@ from spark_mq.streaming.source import StreamOptions, StreamSource, stream_id_in_
 from spark_mq.testing import ManualClock, memory_queue
 
 BATCH: Any = SimpleNamespace(columns=["lease_id", "sequence"])
+TABLE: Any = pa.table({"sequence": [4294967296]})
 AWAY = StorageError("publishing failed", path="/other", landed=False)
 """Another store is away."""
 
@@ -99,21 +100,17 @@ def test_a_function_of_the_wrong_signature_is_refused_before_any_batch_comes(que
 
 
 @pytest.mark.parametrize("settle", [ack, nack, reject])
-@pytest.mark.parametrize("rows", [[4294967296], pa.table({"sequence": [4294967296]})])
 def test_rows_that_are_no_dataframe_are_refused_with_a_hint(
-    queue: Queue, settle: Callable[..., Any], rows: Any
+    queue: Queue, settle: Callable[..., Any]
 ) -> None:
-    with pytest.raises(InvalidOption, match=r"they are a (list|Table). Give a DataFrame with"):
-        settle(rows, queue.group())
+    with pytest.raises(InvalidOption, match=r"they are a Table\. Give a DataFrame with"):
+        settle(TABLE, queue.group())
 
 
-@pytest.mark.parametrize("returned", [[4294967296], pa.table({"sequence": [4294967296]})])
-def test_a_result_that_is_no_dataframe_ends_the_query_and_settles_nothing(
-    queue: Queue, returned: Any
-) -> None:
+def test_a_result_that_is_no_dataframe_ends_the_query_and_settles_nothing(queue: Queue) -> None:
     queue.publish("a")
-    with pytest.raises(InvalidHandlerResult, match=r"process returned (list|Table): it must"):
-        function_of(queue, lambda batch, lease: returned)(BATCH, 0)
+    with pytest.raises(InvalidHandlerResult, match="process returned Table: it must"):
+        function_of(queue, lambda batch, lease: TABLE)(BATCH, 0)
     assert queue.group().stats().leased == 1
 
 
@@ -393,7 +390,8 @@ def test_no_transaction_covers_the_leases_of_a_union(queue: Queue) -> None:
 
     found = BatchLeases([plan.lease_id for plan in plans], True)
     function_of(queue, process, found)(BATCH, 0)
-    assert "2 leases. Write the rows of each queue by itself" in refused[0]
+    text = "2 leases. Write the rows of each queue by itself"
+    assert [why.count(text) for why in refused] == [1]
     assert queue.group().stats().acked == 2
 
 
