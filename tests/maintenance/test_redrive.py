@@ -25,13 +25,15 @@ from spark_mq.errors import InvalidOption
 from spark_mq.testing import ManualClock, memory_queue
 
 
-def test_a_redriven_message_is_as_it_was_first_published(queue: Queue) -> None:
+@pytest.mark.parametrize("names_itself", [False, True])
+def test_a_redriven_message_is_as_it_was_first_published(queue: Queue, names_itself: bool) -> None:
     with_dead(queue, ["boom"])
-    assert queue.redrive().messages == 1
+    assert queue.redrive(to=again(queue) if names_itself else None).messages == 1
     (message,) = lease(queue).messages
     assert message == having(message_id="id-0", key="k0", value=b"0", delivery_count=1)
     assert message.headers["own"] == "1"
     assert message.headers["spark_mq.group"] == "default"
+    assert "spark_mq.redriven_from" in message.headers
     assert not {"spark_mq.error", "spark_mq.reason"} & set(message.headers)
 
 
@@ -220,13 +222,6 @@ def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) 
     }
     assert other.trace(first.sequence).earlier is None
     assert f"error = 'a' to {other.path}" in [change.detail for change in queue.changes()]
-
-
-def test_a_redrive_to_the_queue_itself_is_one_without_another_queue(queue: Queue) -> None:
-    with_dead(queue, ["a"])
-    assert queue.redrive(to=again(queue)).messages == 1
-    (message,) = lease(queue).messages
-    assert "spark_mq.redriven_from" in message.headers
 
 
 def test_another_queue_is_named_by_its_path_so_none_is_in_memory(

@@ -81,7 +81,7 @@ def test_max_in_flight_cuts_a_lease_to_what_fits_then_says_why():
 
 def test_messages_of_so_many_bytes_are_leased_at_the_same_time():
     group = Group(rules=limits(max_in_flight_bytes=50))  # a message has 10
-    assert group.lease("a", 3) == [0, 1, 2]
+    assert group.lease("a", 100, max_bytes=30) == [0, 1, 2]
     assert group.lease("b", 100) == [3, 4]
     grant = group.ask("c", 1)
     assert grant == Grant((), "max_in_flight_bytes")
@@ -101,18 +101,6 @@ def test_a_message_that_is_larger_than_the_limit_is_leased_alone():
     group.settle(ACK, "a")
     assert group.lease("c", 100) == [sequence(1, 0)]
     assert group.ask("d", 100).blocked_because == "max_in_flight_bytes"
-
-
-def test_bytes_and_messages_in_flight_and_rates_hold_together():
-    rules = limits(max_in_flight_bytes=50, max_in_flight=4, rate_limit=[3, SECOND])
-    group = Group(rules=rules)
-    assert group.lease("a", 100) == [0, 1, 2]
-    group.now += SECOND
-    assert group.lease("b", 100) == [3]
-    group.now += SECOND
-    assert group.ask("c", 100).blocked_because == "max_in_flight"
-    group.settle(ACK, "a", [0, 1])
-    assert group.lease("d", 100) == [4, 5]
 
 
 # -- named messages
