@@ -119,9 +119,12 @@ def test_queues_that_share_a_dead_letter_queue_change_their_own(
 def test_a_purged_dead_letter_queue_is_no_damage(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with_dead(queue, ["earlier"])
+    assert queue.redrive().messages == 1
+    assert back(queue) == ["0"]
     with_dead(queue, ["a", "b"])
     dead = queue.dead_letters
-    assert dead.purge(dead.name).messages == 2
+    assert dead.purge(dead.name).messages == 3
     assert queue.redrive(dry_run=True).messages == 0
     with_dead(queue, ["c"])
     assert queue.redrive().messages == 1
