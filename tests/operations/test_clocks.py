@@ -88,7 +88,6 @@ def test_a_jump_breaks_no_kind_of_state(make: Make, clock: ManualClock, to: Any)
 # -- many, at random
 
 
-Step = tuple[str, int, int]
 steps = st.lists(
     st.tuples(st.sampled_from(["lease", "lease", "ack", "nack", "extend", "release", "expire",
                                "jump", "tick"]), st.integers(0, 2),
@@ -99,7 +98,7 @@ steps = st.lists(
 @settings(max_examples=5 * settings.default.max_examples // 8)
 @given(steps)
 def test_whatever_the_clocks_do_each_message_is_settled_once_and_none_is_lost(
-    taken: list[Step],
+    taken: list[tuple[str, int, int]],
 ) -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     queue = memory_queue(clock, max_delivery_attempts=None, retry_delay="5s")

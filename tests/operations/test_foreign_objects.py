@@ -41,13 +41,7 @@ class Unbound:
         raise RuntimeError("working outside of a request")
 
 
-class OwnEnd(BaseException):
-    pass
-
-
-ENDS = [
-    SystemExit(0), SystemExit("done"), GeneratorExit(), asyncio.CancelledError(), OwnEnd("x"),
-]  # fmt: skip
+ENDS = [SystemExit(0), SystemExit("done"), GeneratorExit(), asyncio.CancelledError()]
 EACH_END = pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{type(end).__name__} {end}")
 
 
