@@ -280,7 +280,7 @@ def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
-        messages_of(queue).commits.clean()
+        messages_of(queue).clean()
         files = list(Path(queue.path, "commits").glob("*.parquet"))
         assert len(files) <= 5
         assert again(queue).stats()["published"] == n + 1
