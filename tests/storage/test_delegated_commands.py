@@ -224,15 +224,18 @@ def test_a_writer_that_can_delegate_nothing_pleads_after_two_lost_races(
     assert not pleas(queue)
 
 
-@pytest.mark.parametrize(("asked", "granted"), [(0.25, 0.25), (900.0, 1.0)])
+@pytest.mark.parametrize(
+    ("asked", "foreign", "granted"),
+    [(0.25, "plea-x", 0.25), (900.0, "plea-99999999-", 1.0), (0.25, "plea-99999-", 1.0)],
+)
 def test_a_plea_is_granted_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, asked: float, granted: float
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, asked: float, foreign: str, granted: float
 ) -> None:
     waits, peers = list[float](), Peers()
     monkeypatch.setattr(time, "sleep", waits.append)
     path = plead(ledgers_of(queue).files, asked)
     for _ in range(3):
-        peers.read_names([path, f"{FOLDER}/plea-x", f"{FOLDER}/plea-99999999-{uuid.uuid4().hex}"])
+        peers.read_names([path, f"{FOLDER}/{foreign}{uuid.uuid4().hex}"])
         peers.grant_pleas()
     assert waits == [granted]
 
@@ -281,10 +284,31 @@ def test_a_writer_that_meets_commits_to_other_groups_delegates(
 def test_of_two_leaders_that_never_conflict_one_stops(queue: Queue) -> None:
     turn = delegate(queue, lease_of())
     log = ledgers_of(queue).log
-    for number, leads in enumerate((True, None, False)):
+    for number, leads in enumerate((True, None, False, None)):
         note = {"group": "b"} if leads is None else {"group": "b", LEADS: leads}
         log.commit(Change(str(number), note), log.refresh().version)
-    assert [turn.others_lead(count) for count in range(3)] == [False, False, True]
+    assert [turn.others_lead(count) for count in range(4)] == [False, False, False, True]
+
+
+def test_a_leader_that_meets_another_one_stops(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
+) -> None:
+    other, log, turns = again(queue), ledgers_of(again(queue)).log, list[DelegationTurn]()
+
+    def delegate_one_more(call: Call) -> Any:
+        if call.path.startswith(FOLDER) and len(turns) < 4:
+            turns.append(delegate(other, lease_of(1)))
+        return call.run()
+
+    def lead_too() -> None:
+        log.commit(Change("rival", {"group": "b", LEADS: True}), log.refresh().version)
+
+    byte_store.on("list", act=delegate_one_more, of=ledgers_of(queue).files)
+    on_commit(monkeypatch, "leases", before=lead_too, at=2)
+    before = ledgers_of(queue).version()
+    leased(queue, 1)
+    end_requests()
+    assert ledgers_of(queue).version() == before + 3, "its second commit was its last one"
 
 
 def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
