@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.delta_readers import TABLES, by_protocol, make_tables, normal
-from support.harness import Stream, configured, make_queue, values
+from support.harness import configured, make_queue
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Queue
@@ -104,30 +104,6 @@ def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(
         assert handle.stats()["published"] == 3
     append(spark, queue, "d")
     assert texts(take(queue)) == ["d"]
-
-
-@pytest.mark.slow
-def test_a_page_that_no_task_can_read_ends_the_query_once_and_is_dead_at_its_restart(
-    spark: Any, stream: Stream, queue: Queue
-) -> None:
-    """Its footer is sound, so that the driver finds nothing wrong before."""
-    queue.publish("good-1")
-    bad = queue.publish("poor")
-    queue.publish("good-2")
-    path = Path(messages_of(queue).path, messages_of(queue).index().file_at(bad.sequences[0]).path)
-    path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
-    got: list[str] = []
-    with pytest.raises(Exception, match="cannot be read") as caught:
-        stream.run(lambda batch, _: got.extend(values(batch)))
-    for part in (path.name, str(bad.sequences[0]), "backup"):
-        assert part in str(caught.value)
-    stream.run(lambda batch, _: got.extend(values(batch)))
-    assert got == ["good-1", "good-2"]
-    stats = stream.group.stats()
-    assert (stats.acked, stats.dead, stats.ready) == (2, 1, 0)
-    queue.sweep()
-    (letter,) = take(queue.dead_letters).messages
-    assert path.name in letter.headers["spark_mq.payload"]
 
 
 @pytest.mark.delta

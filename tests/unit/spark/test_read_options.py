@@ -13,6 +13,7 @@ from pyspark.sql import types as t
 from support.tables import messages_of
 
 from spark_mq import InvalidOption, InvalidSchema, Queue
+from spark_mq.errors import CorruptLog
 from spark_mq.spark import SparkMQDataSource
 
 
@@ -129,6 +130,31 @@ def test_the_limits_the_ack_and_the_start_reach_the_stream(
     reader.latestOffset(second, reader.getDefaultReadLimit())
     reader.stop()
     assert queue.group().stats().acked == acked
+
+
+def test_a_page_that_no_task_can_read_is_named_and_its_messages_are_dead_in_the_replay(
+    tmp_path: Path,
+) -> None:
+    """Its footer is sound, so that the driver finds nothing wrong before."""
+    queue = Queue.create(tmp_path / "q", durable=False)
+    queue.publish("good")
+    (bad,) = queue.publish("poor").sequences
+    path = Path(messages_of(queue).path, messages_of(queue).index().file_at(bad).path)
+    path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
+
+    def values(reader: Any) -> list[bytes]:
+        batches = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+        return [row["value"] for batch in batches for row in batch.to_pylist()]
+
+    reader = stream(path=queue.path)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    with pytest.raises(CorruptLog, match="cannot be read") as caught:
+        values(reader)
+    for part in (path.name, str(bad), "backup"):
+        assert part in str(caught.value)
+    assert values(stream(path=queue.path)) == [b"good"]
+    assert queue.group().stats().dead == 1
 
 
 def test_a_query_over_what_is_there_waits_for_the_limit_of_the_rate(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.drivers import Runner, sequences
 from support.tables import messages_of
@@ -58,6 +58,7 @@ def test_each_lane_lies_in_one_part_in_order_and_no_row_is_lost(
     lanes = lanes_by_sequence(pieces, runs)
     parts = divide_by_lane(pieces, runs, wanted)
     read = [rows_of(part) for part in parts]
+    assert all(read), "no part is empty"
     assert sorted(seq for rows in read for seq in rows) == sorted(lanes)
     assert all(rows == sorted(rows) for rows in read)
     homes = {(lanes[seq], at) for at, rows in enumerate(read) for seq in rows}
@@ -66,6 +67,7 @@ def test_each_lane_lies_in_one_part_in_order_and_no_row_is_lost(
     ] == []
 
 
+@example([[(0, 1), (1, 1), (2, 12)]], 3)
 @given(FILES, st.integers(1, 9))
 def test_there_are_as_many_parts_as_wanted_if_there_are_so_many_lanes_or_free_rows(
     files: list[Runs], wanted: int

@@ -84,6 +84,8 @@ def test_leases_of_one_batch_have_an_id_of_their_own_in_each_queue(clock: Manual
         path: f"{stream_id_in_queue(stream, path)}/1/{runner.source.runner}" for path in ids
     }
     assert runner.checkpoint.offsets[-1] == {"batch": 1, "queues": 2, "stream": stream}
+    runner.source.stop()
+    assert [source._alive for source in runner.source.sources] == [None, None]
 
 
 def test_what_is_left_of_a_batch_is_acked_when_spark_asks_for_the_next(clock: ManualClock) -> None:

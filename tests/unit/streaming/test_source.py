@@ -705,8 +705,8 @@ def test_too_few_attempts_for_a_stream_are_refused_before_anything_changes(attem
 
 @pytest.mark.parametrize(
     "offset",
-    [{}, None, {"partition-0": 7}, {"batch": -1, "stream": "0" * 36},
-     {"batch": True, "stream": "0" * 36}, {"batch": 1, "stream": "../x"}],
+    [{}, None, {"partition-0": 7}, {"batch": -1, "stream": str(uuid.UUID(int=0))},
+     {"batch": True, "stream": str(uuid.UUID(int=0))}, {"batch": 1, "stream": "../x"}],
     ids=["empty", "none", "another source's", "negative", "bool", "not a uuid"],
 )  # fmt: skip
 def test_a_checkpoint_of_another_source_is_refused(queue: Queue, offset: Any) -> None:
