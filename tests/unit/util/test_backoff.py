@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from spark_mq.util import backoff
@@ -65,43 +63,9 @@ def test_a_wait_is_random_around_the_pause(monkeypatch: pytest.MonkeyPatch) -> N
     mine.take_over(1.0)
     for _ in range(200):
         mine.wait(0.5)
-    assert min(slept) >= 0
-    assert max(slept) <= 1.0
+    assert 0 <= min(slept) < 0.1
+    assert 0.9 < max(slept) <= 1.0
     assert sum(slept) / 200 == pytest.approx(0.5, abs=0.1)
-
-
-def shares(writers: int, commits: int) -> tuple[list[int], float]:
-    """Let writers race for one log: the commits of each, and the lost attempts for each commit.
-
-    An attempt takes about ATTEMPT, and loses if another one committed meanwhile.
-    """
-    draw = random.Random(1)
-    backoffs, counts, lost = [Backoff() for _ in range(writers)], [0] * writers, 0
-    begins = [draw.uniform(0, ATTEMPT) for _ in range(writers)]
-    ends = [begin + ATTEMPT * draw.uniform(0.5, 1.5) for begin in begins]
-    last_commit = -1.0
-    while sum(counts) < commits:
-        me = min(range(writers), key=ends.__getitem__)
-        took = ends[me] - begins[me]
-        if last_commit > begins[me]:
-            backoffs[me].lost(took)
-            lost += 1
-        else:
-            last_commit, named = ends[me], backoffs[me].pause
-            backoffs[me].won(took)
-            counts[me] += 1
-            for other, its in enumerate(backoffs):
-                if other != me and named:
-                    its.take_over(named)
-        begins[me] = ends[me] + backoffs[me].pause * draw.uniform(0, 2)
-        ends[me] = begins[me] + ATTEMPT * draw.uniform(0.5, 1.5)
-    return counts, lost / commits
-
-
-def test_writers_share_fairly_and_collide_seldom() -> None:
-    counts, lost = shares(8, 2_000)
-    assert min(counts) / max(counts) > 0.5
-    assert lost < 1
 
 
 def test_the_error_says_how_many_races_were_lost() -> None:
