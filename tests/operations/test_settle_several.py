@@ -57,6 +57,7 @@ def test_what_a_lease_has_lost_is_reported_after_the_rest_is_settled(queue: Queu
     assert caught.value.data["result"] == SettleResult(3)
     lost = {first: why.split()[0] for first, _, why in caught.value.data["lost"]}
     assert lost == {seqs[0]: "given", seqs[4]: "leased"}
+    assert caught.value.data["lease_id"] == f"{a.lease_id}, other"
 
 
 @pytest.mark.parametrize("by", ["the lease", "its id", "its id later"])
@@ -117,7 +118,9 @@ def test_an_extension_of_a_message_lets_the_others_expire(queue: Queue, clock: M
 def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b", "c"])
     group, one, two = queue.group(), lease(queue, 1), lease(queue, 2)
+    before = ledgers_of(queue).version()
     assert group.extend([one, two], "10m") == SettleResult(3)
+    assert ledgers_of(queue).version() == before + 1
     assert group.extend({one: None, two: [two.messages[0].sequence]}, "20m") == SettleResult(2)
     assert group.extend(two, "30m", two.messages[1]) == SettleResult(1)
     clock.advance("15m")
