@@ -151,7 +151,6 @@ publish --queue queue --lanes 8 a.jsonl -> --lanes needs --create
 publish --queue q --create --lanes 5000 a -> lanes=5000 is not valid: give a whole number from 0 to
 publish --queue queue --format xml a -> invalid choice: 'xml'
 publish --queue queue a.jsonl day.csv -> INPUT day.csv is a csv file by its name: give --format csv
-publish --queue queue export/x.parquet -> give --format parquet
 WORKER queue --handler nothing -> --handler nothing: give MODULE:FUNCTION
 WORKER queue --handler no:f -> the module cannot be imported (No module named 'no')
 WORKER queue --handler handler:nope -> has no function 'nope'
@@ -269,37 +268,28 @@ def test_a_worker_rejects_values_that_do_not_fit_and_sweeps(
     assert queue.group("g").stats().dead_lettered == 3, "it has swept"
 
 
-def test_the_publish_job_creates_lanes_and_publishes_priorities(
+def test_the_publish_job_creates_a_queue_and_publishes_lines_with_all_that_columns_say(
     job: Callable[..., tuple[str, str]], lines: Path
 ) -> None:
-    lines.write_text('{"n": 1, "k": "a"}\n{"n": 2, "k": "b", "urgent": 9}\n')
-    given = ["--create", "--lanes", "8", "--key-column", "k", "--priority-column", "urgent"]
-    assert "published 2 messages" in job("publish", *given, lines)[0]
+    given = [
+        "--create", "--lanes", "8", "--key-column", "user.id", "--priority-column", "urgent",
+        "--message-id-column", "no", "--header", "kind=kind", "--header", "source:=a test",
+    ]  # fmt: skip
+    plain = '{"no": "a1", "user": {"id": 7}, "kind": "buy"}'
+    urgent = '{"no": "a2",   "n": 1.50, "urgent": 9}'
+    lines.write_text(f"{plain}\n\n{urgent}")
+    assert "published 2 messages to" in job("publish", *given, lines)[0]
     queue = Queue.open(lines.with_name("queue"))
     assert queue.settings.lanes == 8
-    queue.group("g").configure(order="key")
-    assert [m.key for m in lease(queue, 1, "g").messages] == ["b"]
+    first, second = sorted(lease(queue).messages, key=lambda message: message.priority)
+    assert (first.text, first.key, first.message_id) == (plain, "7", "a1")
+    assert first.headers == {"kind": "buy", "source": "a test"}
+    assert (second.text, second.key, second.message_id) == (urgent, None, "a2")
+    assert second == having(headers={"source": "a test"}, priority=9)
     lines.write_text('{"n": 3, "urgent": "very"}\n')
     with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
         importlib.import_module("publish").main()
     assert queue.stats()["published"] == 2
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_publish_json_lines(start, tmp_path: Path) -> None:
-    lines = ['{"no": "a1", "user": {"id": 7}, "kind": "buy"}', "", '{"no": "a2",   "n": 1.50}']
-    (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    run = start(
-        *submit("publish"), "--queue", tmp_path / "queue", "--create", "--key-column", "user.id",
-        "--message-id-column", "no",
-        "--header", "kind=kind", "--header", "source:=a test", "in.jsonl"
-    )  # fmt: skip
-    assert "published 2 messages to" in ended(run, 0)
-    first, second = lease(Queue.open(tmp_path / "queue")).messages
-    assert (first.value.decode(), second.value.decode()) == (lines[0], lines[2])
-    assert first == having(key="7", message_id="a1", headers={"kind": "buy", "source": "a test"})
-    assert (second.key, second.message_id, second.headers) == (None, "a2", {"source": "a test"})
 
 
 @pytest.mark.spark
