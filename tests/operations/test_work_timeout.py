@@ -12,7 +12,7 @@ import pytest
 from support.byte_store import ByteStore, Outage
 from support.handles import again, until
 from support.limits import Limits
-from support.tables import group_ledger_of
+from support.rule_variants import first, rule_variant
 from support.working import counts
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
@@ -103,30 +103,32 @@ def test_a_coroutine_is_cancelled(queue: Queue, swallows: bool) -> None:
     assert "exceeded its time limit" in str(trace(queue, slow)[1][1])
 
 
-@pytest.mark.parametrize("end", ["settled", "empty"])
+@pytest.mark.parametrize(
+    ("mode", "end"), [("message", "settled"), ("message", "empty"), ("batch", "settled")]
+)
 def test_if_all_threads_hang_a_warning_says_so_and_ready_messages_wait(
-    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, end: str
+    queue: Queue, caplog: pytest.LogCaptureFixture, mode: str, end: str
 ) -> None:
     queue.group().configure(retry_delay=0)
     queue.publish(["slow", "next"])
-    seen, looks, ledger = list[str](), list[str](), type(group_ledger_of(queue.group()))
-    stats = ledger.stats
-    monkeypatch.setattr(ledger, "stats", lambda own: (looks.append(own.name), stats(own))[1])
+    seen, looks = list[str](), list[str]()
+    looking = rule_variant("GroupLedger.stats", first(lambda a: looks.append(a.self.name)))
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(given: Lease | ReceivedMessage) -> None:
+        message = given.messages[0] if isinstance(given, Lease) else given
         seen.append(message.text)
         if len(seen) == 1:
             released.wait(30)
 
     def has_waited() -> bool:
-        """It has no thread for the next message, and does not end without it."""
+        """It has no thread for the next message, leaves it to others, and does not end."""
         until(lambda: "all handlers have exceeded their time limit of 0.15s" in caplog.text)
         before = len(looks)
         until(lambda: len(looks) > before)
-        return seen == ["slow"]
+        return seen == ["slow"] and counts(queue) == {"ready": 2}
 
-    with hanging(has_waited) as released:
-        summary = work(queue, handle, until=end)
+    with looking, hanging(has_waited) as released:
+        summary = work(queue, handle, mode=mode, until=end)
     assert (summary.acked, summary.nacked) == (2, 1)
     assert seen[0] == "slow"
     assert sorted(seen[1:]) == ["next", "slow"]
@@ -184,14 +186,6 @@ def test_a_handler_that_hangs_in_a_failing_store_is_not_the_messages_failure(
         watcher.join(30)
     assert seen == [1, 1]
     assert (summary.acked, summary.nacked, summary.failed) == (1, 0, 0)
-
-
-def test_it_counts_for_the_breaker(queue: Queue) -> None:
-    queue.group().configure(breaker_threshold=3, retry_delay="15m")
-    queue.publish(map(str, range(20)))
-    summary = work(queue, hang, until="empty", concurrency=1, timeout="10ms", max_messages=1)
-    assert "breaker" in summary.blocked_because
-    assert summary.nacked >= 3
 
 
 def test_with_an_ack_first_the_message_stays_acked(queue: Queue) -> None:
