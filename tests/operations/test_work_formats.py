@@ -93,7 +93,7 @@ def test_a_lease_has_only_what_was_decoded(queue: Queue) -> None:
 def test_a_lease_without_a_valid_message_calls_no_handler(queue: Queue) -> None:
     queue.publish([BAD, BAD])
     done = batches(queue, lambda _: pytest.fail("never"), 2)
-    assert done == having(acked=0, rejected=2, nacked=0)
+    assert done == having(acked=0, rejected=2, failed=0)
 
 
 def test_a_failing_handler_keeps_the_rejected_ones_dead(queue: Queue) -> None:
