@@ -17,11 +17,10 @@ from support.handles import again, lease, leased, until
 from support.limits import Limits
 from support.queues import Make
 from support.rule_variants import first, rule_variant
-from support.tables import context_of, group_ledger_of, messages_of, on_commands
+from support.tables import context_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import NotAQueue
-from spark_mq.ledger.owner_commands import Expire, Seek
 from spark_mq.testing import ManualClock, next_due
 
 LONG = "1h"
@@ -58,38 +57,19 @@ def waiter_on(limits: Limits) -> Iterator[Starts]:
         yield start
 
 
-def test_a_publish_wakes_who_waits(queue: Queue, waiter_on: Starts) -> None:
-    waiter = waiter_on(queue)
-    again(queue).publish(["a"])
-    assert values(waiter) == [b"a"]
-
-
 @pytest.mark.parametrize(
     "what",
     [
         lambda taken, clock: taken.nack(delay=0),
-        lambda taken, clock: taken.release(),
-        lambda taken, clock: group_ledger_of(taken).run(Seek("earliest")),
-        lambda taken, clock: (clock.advance("62s"), group_ledger_of(taken).run(Expire())),
         lambda taken, clock: clock.advance("62s"),
     ],
-    ids=["nacked", "released", "sought", "expired", "past its deadline"],
+    ids=["nacked", "past its deadline"],
 )
 def test_what_makes_a_message_due_wakes_who_waits(
     queue: Queue, clock: ManualClock, waiter_on: Starts, what: Callable[..., object]
 ) -> None:
     taken, waiter = leased(queue, "a"), waiter_on(again(queue))
     what(taken, clock)
-    assert values(waiter) == [b"a"]
-
-
-def test_an_unblocked_group_wakes_who_waits(make: Make, waiter_on: Starts) -> None:
-    queue = make(on_max_deliveries="block", max_failures=1)
-    receipt = queue.publish(["a", "b"])
-    lease(queue, 2).nack([receipt.sequences[0]])
-    queue.group().expire()
-    waiter = waiter_on(queue)
-    queue.group().unblock("retry")
     assert values(waiter) == [b"a"]
 
 
@@ -103,16 +83,9 @@ def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
     assert timedelta() <= context_of(queue).clock() - due < timedelta(seconds=1.5)
 
 
-def test_an_expiry_is_noticed_when_it_comes(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "queue", visibility_timeout="1s", clock_skew="100ms")
-    first = leased(queue, "a")
-    second = queue.group().lease("w", wait="30s", poll_interval=LONG)
-    assert second is not None
-    assert context_of(queue).clock() - first.expires_at > timedelta(milliseconds=100)
-    assert context_of(queue).clock() - first.expires_at < timedelta(seconds=1.5)
-
-
-def test_a_waiter_that_loses_a_race_waits_on(queue: Queue, waiter_on: Starts) -> None:
+def test_a_publish_wakes_who_waits_and_who_loses_the_race_waits_on(
+    queue: Queue, waiter_on: Starts
+) -> None:
     waiters = [waiter_on(queue), waiter_on(again(queue))]
     queue.publish("a")
     _, (loser,) = wait(waiters, 30, FIRST_COMPLETED)
