@@ -28,13 +28,10 @@ def test_a_queue_within_another_is_refused(tmp_path: Path, inner: str) -> None:
     assert not (tmp_path / "events").exists()
 
 
-def test_dead_letters_may_lie_within_their_queue(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "own")
-    assert queue.dead_letters.path == str(tmp_path / "own" / "dead_letters")
-    other = Queue.create(tmp_path / "other", dead_letter_path=tmp_path / "other" / "letters")
-    assert other.dead_letters.path == str(tmp_path / "other" / "letters")
+def test_dead_letters_do_not_lie_within_another_queue(tmp_path: Path) -> None:
+    Queue.create(tmp_path / "other")
     with pytest.raises(errors.NotAQueue):
-        Queue.create(tmp_path / "third", dead_letter_path=tmp_path / "own" / "letters")
+        Queue.create(tmp_path / "queue", dead_letter_path=tmp_path / "other" / "letters")
 
 
 @pytest.mark.parametrize("description", [None, "orders", "[]", '{"format": "another"}'])
