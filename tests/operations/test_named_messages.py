@@ -11,17 +11,11 @@ from support.handles import leased
 
 from spark_mq import Message, Queue, errors
 from spark_mq.errors import InvalidOption
-from spark_mq.testing import ManualClock, memory_queue
 
 np = pytest.importorskip("numpy")
 
 SETTLES = ("ack", "nack", "reject", "release")
 SECRET = "payload of " + "x" * 2_000_000
-
-
-@pytest.fixture
-def queue(clock: ManualClock) -> Queue:
-    return memory_queue(clock)
 
 
 @pytest.mark.parametrize("verb", SETTLES)
