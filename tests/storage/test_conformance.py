@@ -157,7 +157,7 @@ def test_of_two_that_make_a_group_one_decides_its_start(
 # -- across processes
 
 
-def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make, clock: ManualClock) -> None:
+def test_a_queue_and_its_group_can_be_pickled(delta_queue: Make) -> None:
     queue = delta_queue(visibility_timeout="10s")
     receipt = queue.publish(["a", "b"])
     lease = take(queue, 1)

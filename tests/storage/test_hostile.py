@@ -111,7 +111,6 @@ def test_odd_names_are_names(delta_queue: Make, name: str) -> None:
     fresh.sweep()
     fresh.drop_group(name)
     assert again(queue).groups() == ["default"]
-    assert not Path(queue.path, "etc").exists()
 
 
 def test_an_error_s_text_never_fails_a_settle(queue: Queue) -> None:

@@ -621,9 +621,7 @@ def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:
     assert drain(queue) == [b"b", b"c"]
 
 
-def test_a_dead_letter_queue_made_anew_under_a_handle_is_reported(
-    queue: Queue, clock: ManualClock
-) -> None:
+def test_a_dead_letter_queue_made_anew_under_a_handle_is_reported(queue: Queue) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).reject()
     queue.sweep()

@@ -103,7 +103,7 @@ def test_the_first_in_line_commits_for_all_that_wait(
 
 
 def test_what_a_holder_ran_that_died_before_its_answers_is_not_run_again(
-    queue: Queue, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, pool: ThreadPoolExecutor
 ) -> None:
     holder = holder_of(queue)
     (first,) = waiting(queue, pool, lambda: lease(again(queue), 5))
@@ -133,9 +133,7 @@ def test_the_request_of_a_dead_writer_is_not_run(queue: Queue) -> None:
     assert again(queue).group().stats().leased == 2
 
 
-def test_a_frozen_holder_is_passed_once(
-    queue: Queue, pool: ThreadPoolExecutor, limits: Limits
-) -> None:
+def test_a_frozen_holder_is_passed_once(queue: Queue, limits: Limits) -> None:
     """Those that come later stand in a new line."""
     limits(line_patience=0.2)
     frozen, started = holder_of(queue), time.monotonic()

@@ -300,7 +300,7 @@ def test_a_feature_that_comes_later_is_refused_by_its_name(
 
 
 def test_a_partition_is_read_at_the_version_that_it_had(
-    store: ObjectStore, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+    log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, real = log.refresh().version, TableState.partition
     theirs = threading.Thread(target=lambda: log.commit(change("theirs"), base))
