@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
-from support.harness import Stream, look, make_queue
+from support.harness import Stream, add_foreign_file, look, make_queue
 from support.limits import Limits
 from support.tables import messages_of
 
@@ -168,19 +169,15 @@ def test_a_dataframe_is_published_in_lanes_in_the_order_of_its_rows(
 # -- looks
 
 
-@pytest.mark.delta
 @pytest.mark.slow
 def test_a_read_shows_the_priority_that_counts(spark: Any, tmp_path: Path) -> None:
     """Also of foreign files, whose writers check nothing."""
     queue = make_queue(tmp_path / "plain")
     queue.publish([Message("nine", priority=9), "zero"])
-    rows = spark.createDataFrame(
-        [(bytearray(b"high"), 70), (bytearray(b"low"), -3), (bytearray(b"null"), None)],
-        "value BINARY, priority INT",
-    )
-    rows.coalesce(1).write.format("delta").mode("append").save(f"{queue.path}/messages")
-    rows = spark.createDataFrame([(bytearray(b"none"),)], "value BINARY")
-    rows.write.format("delta").mode("append").save(f"{queue.path}/messages")
+    priorities = pa.array([70, -3, None], pa.int32())
+    rows = pa.table({"value": [b"high", b"low", b"null"], "priority": priorities})
+    add_foreign_file(queue, "some.parquet", rows)
+    add_foreign_file(queue, "none.parquet", pa.table({"value": [b"none"]}))
     expected = {"nine": 9, "zero": 0, "high": 9, "low": 0, "null": 0, "none": 0}
 
     def found(rows: Any) -> dict[str, int]:

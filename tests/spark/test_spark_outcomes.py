@@ -57,11 +57,3 @@ def test_a_process_for_batches_can_be_tried_on_them(spark: Any, settled: Queue) 
     now = process(frame).withColumnRenamed("outcome", "now")
     changed = frame.join(now, "sequence").where("outcome = 'acked' AND now != 'ack'")
     assert [row["key"] for row in changed.select("key").collect()] == ["k4"]
-
-
-def test_messages_without_a_known_outcome_are_there(spark: Any, settled: Queue) -> None:
-    settled.group("late", start="latest").ensure()
-    found = read(spark, settled, consumerGroup="late").collect()
-    assert [(row["state"], row["outcome"], row["settled_at"]) for row in found] == [
-        ("settled", None, None)
-    ] * 6

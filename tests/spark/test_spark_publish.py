@@ -201,14 +201,3 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
     assert leased.lease_expires_at is not None
     assert values(peek) == numbered(6)
     assert versions(queue) == before
-
-
-def test_a_look_through_a_group_that_is_not_there_is_refused_and_makes_none(
-    spark: Any, queue: Queue
-) -> None:
-    queue.publish(numbered(2))
-    before = versions(queue)
-    with pytest.raises(Exception, match="there is no consumer group 'nobody'"):
-        look(spark, queue, consumerGroup="nobody").select("state").collect()
-    assert versions(queue) == before
-    assert queue.groups() == []

@@ -35,33 +35,12 @@ def test_a_stream_with_a_bad_option_is_refused(spark: Any, filled: Queue) -> Non
     assert filled.groups() == []
 
 
-@pytest.mark.slow
-def test_a_missing_group_ends_a_query_that_must_not_create_it(
-    spark: Any, filled: Queue, tmp_path: Path
-) -> None:
-    filled.group("billing").ensure()
-    before = versions(filled)
-    stream = Stream(spark, filled, tmp_path / "checkpoint", "biling", createGroup="false")
-    for call in (lambda: run(stream), lambda: look(spark, filled, consumerGroup="biling").count()):
-        with pytest.raises(Exception, match=r"GroupNotFound.*'biling'.*Did you mean 'billing'"):
-            call()
-    assert look(spark, filled, consumerGroup="billing").count() == 3
-    assert look(spark, filled).count() == 3
-    assert versions(filled) == before
-    run(Stream(spark, filled, tmp_path / "other", "billing", createGroup="false"))
-    assert filled.group("billing").stats().acked == 3
-
-
-def run(stream: Stream) -> None:
-    stream.run(lambda batch, _: None)
-
-
 def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "nothing")
     stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
     context_of(stream.queue).path = path
     with pytest.raises(Exception, match=r"QueueNotFound.*Queue.create") as caught:
-        run(stream)
+        stream.run(lambda batch, _: None)
     assert path in str(caught.value)
     for call in (
         lambda: look(spark, stream.queue).count(),
@@ -70,24 +49,6 @@ def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path:
         with pytest.raises(Exception, match="QueueNotFound"):
             call()
     assert not Path(path).exists()
-
-
-@pytest.mark.parametrize(
-    ("schema", "reported"),
-    [
-        ("sequense LONG", "no column 'sequense'"),
-        ("value STRING", "'value' is binary, not string. Cast it"),
-    ],
-)
-def test_a_schema_that_the_source_cannot_give_is_refused(
-    spark: Any, stream: Stream, filled: Queue, schema: str, reported: str
-) -> None:
-    before = versions(filled)
-    reader = spark.readStream.format("spark_mq").schema(schema).options(**stream.options)
-    with pytest.raises(Exception, match="InvalidSchema") as caught:
-        stream.run(lambda batch, _: None, frame=reader.load(filled.path))
-    assert reported in str(caught.value)
-    assert versions(filled) == before
 
 
 def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, filled: Queue) -> None:

@@ -54,10 +54,6 @@ def read(spark: Any, queue: Queue, name: str, at: int) -> list[Any]:
     return spark.sql(f"SELECT * FROM delta.`{queue.path}/{name}` VERSION AS OF {at}").collect()
 
 
-def history(spark: Any, queue: Queue, name: str) -> list[Any]:
-    return spark.sql(f"DESCRIBE HISTORY delta.`{queue.path}/{name}`").collect()
-
-
 @pytest.mark.slow
 def test_after_a_vacuum_spark_reads_every_kept_version_however_old_and_who_wrote_it(
     spark: Any, queue: Queue
@@ -73,7 +69,7 @@ def test_after_a_vacuum_spark_reads_every_kept_version_however_old_and_who_wrote
     for name in TABLES:
         read(spark, queue, name, 0)
         read(spark, queue, name, version(queue, name))
-    rows = history(spark, queue, "leases")
+    rows = spark.sql(f"DESCRIBE HISTORY delta.`{queue.path}/leases`").collect()
     assert [row.version for row in rows] == list(range(version(queue, "leases"), -1, -1))
     notes = {row.version: json.loads(row.userMetadata or "{}") for row in rows}
     for at in (5, 12, 20, 38):

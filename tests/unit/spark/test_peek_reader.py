@@ -218,6 +218,13 @@ def test_filters_of_outcomes_leave_out_files(ended: Queue) -> None:
     assert rows_read(ended, GreaterThan(("settled_at",), last), outcomes=True) == 0
 
 
+def test_messages_without_a_known_outcome_are_among_the_outcomes(ended: Queue) -> None:
+    ended.group("late", start="latest").ensure()
+    rows = rows_of(reader_of(ended, consumerGroup="late", outcomes=True))
+    shown = [(row["state"], row["outcome"], row["settled_at"]) for row in rows]
+    assert shown == [("settled", None, None)] * 7
+
+
 def test_the_outcomes_of_several_queues_are_read_together(tmp_path: Path) -> None:
     queues = [make_queue(tmp_path / name) for name in ("orders", "returns")]
     for queue in queues:

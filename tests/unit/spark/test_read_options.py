@@ -13,7 +13,7 @@ from pyspark.sql import types as t
 from support.tables import messages_of
 
 from spark_mq import InvalidOption, InvalidSchema, Queue
-from spark_mq.errors import CorruptLog
+from spark_mq.errors import CorruptLog, GroupNotFound
 from spark_mq.spark import SparkMQDataSource
 
 
@@ -184,6 +184,34 @@ def test_a_query_over_what_is_there_waits_for_the_limit_of_the_rate(tmp_path: Pa
 def test_a_refused_option_of_the_sink_is_named(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         write(**given)
+
+
+def test_a_missing_group_is_refused_and_not_made(tmp_path: Path) -> None:
+    queue = Queue.create(tmp_path / "q", durable=False)
+    queue.group("billing").ensure()
+    wrong = {"path": queue.path, "consumerGroup": "biling"}
+    for call in (stream(**wrong, createGroup="false").initialOffset, read(**wrong).partitions):
+        with pytest.raises(GroupNotFound, match=r"'biling'.*Did you mean 'billing'"):
+            call()
+    assert queue.groups() == ["billing"]
+    stream(path=queue.path, consumerGroup="billing", createGroup="false").initialOffset()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reported"),
+    [
+        ("sequense", "long", "no column 'sequense'"),
+        ("value", "string", "'value' is binary, not string. Cast it"),
+    ],
+)
+def test_a_schema_that_the_source_cannot_give_is_refused(
+    name: str, kind: str, reported: str
+) -> None:
+    source, columns = SparkMQDataSource({"path": "/q"}), t.StructType().add(name, kind)
+    reader: Any = source.streamReader(columns)
+    for call in (lambda: source.reader(columns), reader.initialOffset):
+        with pytest.raises(InvalidSchema, match=reported):
+            call()
 
 
 def test_a_stream_refuses_to_read_outcomes() -> None:
