@@ -506,8 +506,12 @@ def test_forged_headers_lead_a_trace_nowhere(queue: Queue) -> None:
     texts = ["", "-1", "x", "0", str(2**62), "9" * 18]
     queue.publish([Message("a", message_id=text, headers={header: text}) for text in texts])
     own = queue.publish([Message("a", message_id="own", headers={header: "5"})]).sequences[0]
+    named = own + 2**32, 2**40  # the next message itself, and none
+    forged = [Message("a", headers={"spark_mq.sequence": str(sequence)}) for sequence in named]
+    letters = queue.dead_letters.publish(forged).sequences
+    queue.publish([Message("a", headers={header: str(letter)}) for letter in letters])
     for sequence in [m.sequence for m in lease(queue).messages]:
-        assert queue.trace(sequence).sequence == sequence
+        assert [found.sequence for found in queue.trace(sequence).chain()] == [sequence]
     assert (queue.trace(own).earlier, queue.trace(own).later) == (None, ())
     assert "redriven" not in [event.event for event in queue.trace(own).events]
 
