@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 from support.handles import again, lease, take, take_all, trim
 from support.queues import Make
+from support.tables import put_back
 
 from spark_mq import Message, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost
@@ -65,17 +63,9 @@ def test_a_trim_keeps_the_lanes_of_what_is_left(queue: Queue, clock: ManualClock
     check_order(done + take_all(again(queue).group()), 6)
 
 
-def test_a_table_of_before_its_last_commits_recovers_in_order(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    """Messages that only the index knows are published again, behind those that are there."""
-    queue = Queue.create(tmp_path / "q", lanes=LANES, clock=clock, durable=False)
-    queue.group().configure(order="key")
+def test_a_table_of_before_its_last_commits_recovers_in_order(queue: Queue) -> None:
     queue.publish([Message(f"a{n}", key="a") for n in range(3)])
-    shutil.copytree(tmp_path / "q" / "leases", tmp_path / "leases")
-    take(queue.group(), 2)
-    shutil.rmtree(tmp_path / "q" / "leases")
-    shutil.copytree(tmp_path / "leases", tmp_path / "q" / "leases")
-    late = Queue.open(tmp_path / "q", clock=clock)
-    late.recover()
-    assert take_all(Queue.open(tmp_path / "q", clock=clock).group()) == ["a0", "a1", "a2"]
+    with put_back(queue, "leases"):
+        take(queue.group(), 2)
+    again(queue).recover()
+    assert take_all(again(queue).group()) == ["a0", "a1", "a2"]
