@@ -30,8 +30,6 @@ NAIVE = datetime(2026, 1, 1)
 BEFORE_ALL = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
 AFTER_ALL = datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))
 SECRET = "4111-secret"
-CIRCLE: list[Any] = []
-CIRCLE.append(CIRCLE)
 
 
 @dataclass(frozen=True)
@@ -266,12 +264,8 @@ PUBLISHING = [
     *each("queue.publisher", producer_id="no spaces", linger="soon", retry_timeout=-1),
     *of("queue.publisher", "max_messages", [*NOT_COUNTS, 2**31], "1 to"),
     *of("queue.publisher", "max_bytes", ["4x", 0, True]),
-    *[
-        refusal
-        for value in ({1, 2}, {"at": object()}, math.nan, {("a", "b"): 1}, CIRCLE, "\ud800")
-        for refusal in of("Message.json", "value", [value], "has no JSON form",
-                          reported=("value", type(value).__name__))
-    ],
+    *of("Message.json", "value", [{"a": math.nan}, {("a", "b"): 1}], "has no JSON form",
+        reported=("value", "dict")),
     *of("publish", "deliver_at", [BEFORE_ALL, AFTER_ALL], "out of range in UTC"),
     *of("schedule", "name", ["a b", "__s"]),
     *each("queue.pause_schedule|queue.remove_schedule", name="a b"),
