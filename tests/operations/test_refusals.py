@@ -334,7 +334,6 @@ HANDLING = [
     *of("work", "sweep", ["0.5s", "2h", 0, "often", True]),
     *row("work", {"settle_linger": "1s"}, "mode='message'"),
     *of("work", "format", [Json], "cannot encode and decode", reported=("format", "Json")),
-    *of("work", "format", ["json"], "cannot encode and decode", reported=("format", "str")),
     *row("work", {"handler": later}, "mode='message'"),
     *each("work by message", ack="manual", concurrency=5, threads=0, max_messages=0,
           settle_linger="soon", handler=lambda: None),
