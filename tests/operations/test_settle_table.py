@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.handles import archive, killed, lease, route
+from support.handles import archive, lease
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Queue, SettleResult
@@ -28,7 +28,7 @@ AFTER = {
     "extend": "leased",
 }  # fmt: skip
 
-OWN = {"settled by this lease", "given back", "dead", "blocked", "being routed"}
+OWN = {"settled by this lease", "given back", "dead", "blocked"}
 """The lease has settled the message itself. A repeat by its id has nothing left to do."""
 
 
@@ -78,13 +78,6 @@ def block(case: Case) -> None:
     by_id(case, "nack")
 
 
-def freeze(case: Case) -> None:
-    """The first step of routing, whose sweeper has been killed."""
-    by_id(case, "reject")
-    with killed("leases", when="after"):
-        route(case.queue.group())
-
-
 TABLE: dict[str, tuple[str, Callable[[Case], object]]] = {
     # the state of the message, what a settle of it by its sequence gives, and how it came there
     "held": ("settled 1", lambda case: None),
@@ -95,9 +88,6 @@ TABLE: dict[str, tuple[str, Callable[[Case], object]]] = {
     "given back": ("lost given back", lambda case: by_id(case, "nack")),
     "dead": ("lost dead: rejected", lambda case: by_id(case, "reject")),
     "blocked": ("lost blocked: max_failures", block),
-    "being routed": ("lost dead: rejected", freeze),
-    "skipped by a seek": ("lost skipped", lambda case: case.queue.group().seek("latest")),
-    "unread again, by a seek": ("lost unread", lambda case: case.queue.group().seek("earliest")),
 }
 
 
