@@ -85,17 +85,6 @@ def test_what_nobody_settled_stays_if_all_groups_are_gone(make: Make, clock: Man
     assert take(queue.group("one")) == ["b"]
 
 
-def test_a_group_that_has_settled_all_does_not_expire(make: Make, clock: ManualClock) -> None:
-    queue = make(retention="1h", group_expiry="7d")
-    queue.publish("a")
-    take_all(queue.group("idle"))
-    take_all(queue.group("live"))
-    clock.advance("30d")
-    assert trim(queue) == 1
-    queue.publish("b")
-    assert take(queue.group("idle")) == ["b"], "no loss to accept"
-
-
 def test_nobody_holds_back_what_a_hard_limit_has_trimmed(clock: ManualClock) -> None:
     queue = memory_queue(clock, retention="1h", hard_retention="2h")
     queue.group("slow").ensure()
