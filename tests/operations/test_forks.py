@@ -6,14 +6,12 @@ It may open the queue again.
 from __future__ import annotations
 
 import os
-import pickle
-import select
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forks import in_a_fork
 from support.handles import lease
 from support.tables import context_of, group_ledger_of
 
@@ -25,32 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
-
-
-def in_a_fork(act: Callable[[], Any]) -> Any:
-    """What a function returns or raises in a forked process. One that hangs is killed."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            try:
-                answer = act()
-            except BaseException as error:
-                answer = error
-            os.write(write, pickle.dumps(answer))
-        finally:
-            os._exit(0)
-    os.close(write)
-    try:
-        ready, _, _ = select.select([read], [], [], 30)
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-        data = os.read(read, 65_536)
-    finally:
-        os.close(read)
-        os.waitpid(child, 0)
-    assert data, "the forked process hangs, or died"
-    return pickle.loads(data)
 
 
 @pytest.fixture

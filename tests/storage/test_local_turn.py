@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forks import in_a_fork
 from support.handles import again, lease, notes, on_commit, sequences, until
 from support.limits import Limits
 from support.machines import pool, processes, without_locks
@@ -303,10 +304,7 @@ def test_files_are_open_only_while_a_writer_waits_or_commits(queue: Queue) -> No
 def test_a_fork_keeps_no_lock(queue: Queue) -> None:
     """A child that lives on would hold the line after the death of its parent."""
     holder = holder_of(queue)
-    child = os.fork()
-    if child == 0:
-        os._exit(len(open_files()))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_a_fork(open_files) == set()
     assert not turn_of(queue)._step_up(), "the parent still holds it"
     holder.close()
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from faulty_store import AFTER, BEFORE, RESET, FaultyStore
+from support.forks import in_a_fork
 from support.stores import RemoteStore, race
 
 from spark_mq.delta.object_store import ObjectStore
@@ -96,25 +97,8 @@ def test_a_create_that_meets_a_fault_leaves_the_whole_file(
     assert proxy.met() == 1
 
 
-def in_a_fork(store: ObjectStore) -> str:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            store.read("file")
-            text = "read"
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writing, text.encode())
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    with os.fdopen(reading) as pipe:
-        return pipe.read()
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # what is tested
 def test_a_forked_process_is_refused_instead_of_waiting_for_ever(store: ObjectStore) -> None:
     store.write("file", b"1")
-    assert "spawn or forkserver" in in_a_fork(store)
+    assert "spawn or forkserver" in str(in_a_fork(lambda: store.read("file")))
     assert store.read("file") == b"1"
