@@ -135,15 +135,16 @@ class Program:
         return proc.pc, reported(proc.local), source, proc.ids, tape
 
 
-KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first", "available_count")
+KEPT = ("_offered", "_planned", "_alive", "_bound", "_checked", "_first")
 """What a runner remembers from hook to hook."""
 
 
 def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
     # _last_view, _news and _checks only spare a stream waits for a store, and a world has none.
-    # _began only spares a second warning, as _isolates does.
+    # _began only spares a second warning, as _isolates does. available_count is for several queues.
     known = {
         *KEPT,
+        "available_count",
         "ledger",
         "options",
         "runner",
@@ -162,7 +163,6 @@ def saved(source: StreamSource) -> tuple[tuple[str, Any], ...]:
     plain["_planned"] = tuple(plain["_planned"].items())
     alive = plain["_alive"]
     plain["_alive"] = None if alive is None else (alive.lease_id, alive.timeout, alive.limit)
-    del plain["available_count"]
     return (("runner", source.runner), *plain.items())
 
 

@@ -339,11 +339,9 @@ class Delivery:
 
     def _crashed(self, state: State, at: int) -> State:
         notes = self.onlooker.crash(state.notes, self._batch(state, at))
-        return self._with(state, at, Proc(ids=self._drawn(state.procs[at])))._replace(notes=notes)
-
-    @staticmethod
-    def _drawn(proc: Proc) -> int:
-        return proc.ids + (10 if proc.tape else 0)  # past what a half-done operation may have drawn
+        proc: Proc = state.procs[at]
+        ids = proc.ids + (10 if proc.tape else 0)  # past what a half-done operation may have drawn
+        return self._with(state, at, Proc(ids=ids))._replace(notes=notes)
 
     def _batch(self, state: State, at: int) -> Batch | None:
         """The batch that a process has in hand."""

@@ -134,7 +134,6 @@ class State(NamedTuple):
 @dataclass
 class Explored:
     states: int = 0
-    transitions: int = 0
     finished: int = 0
 
 
@@ -168,7 +167,6 @@ def explore(world: Delivery) -> Explored:
             back.append([])
             queue.append((there, state))
         back[there].append(at)
-        found.transitions += 1
         return there != at
 
     while queue:

@@ -72,16 +72,14 @@ class Requests(Writers):
     def delegate(self, at: int) -> None:
         """A writer that has lost races delegates its commands."""
         writer = self.writers[at]
-        if writer.turn is None:
-            writer.table.log.refresh()
-            writer.turn = DelegationTurn(writer.table.files, writer.table.log, [{"x": at}])
-            writer.turn.delegate()
+        writer.table.log.refresh()
+        writer.turn = DelegationTurn(writer.table.files, writer.table.log, [{"x": at}])
+        writer.turn.delegate()
 
     def look(self, at: int) -> None:
         """It looks for commits and requests, and finds its outcome or leads."""
         writer = self.writers[at]
-        if writer.turn is None or writer.leads:
-            return
+        assert writer.turn is not None
         listed = writer.turn._look()
         if writer.turn.request_id in writer.turn._ran:
             self.accepted.add(writer.turn.request_id)
