@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.spark_session import no_query_survives, spark_class
+
+__all__ = ["no_query_survives", "server", "spark"]
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Connect server."""
     from support.servers import free_port
-    from support.spark_session import spark_class
 
     home = tmp_path_factory.mktemp("server")
     port = free_port()
@@ -45,10 +47,3 @@ def spark(server: str) -> Iterator[Any]:
     session = SparkSession.builder.remote(server).getOrCreate()
     yield session
     session.stop()
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    for query in request.getfixturevalue("spark").streams.active:
-        query.stop()

@@ -1,5 +1,5 @@
 """Share the Spark session of tests/spark."""
 
-from support.spark_session import spark
+from support.spark_session import no_query_survives, spark
 
-__all__ = ["spark"]
+__all__ = ["no_query_survives", "spark"]

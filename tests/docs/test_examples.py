@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,20 +99,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    for query in request.getfixturevalue("spark").streams.active:
-        query.stop()
-
-
 @pytest.mark.parametrize("page", PLAIN, ids=_name)
 def test_the_python_blocks_of_a_page_run_in_order(page: Path, folder: Path) -> None:
     Page(folder).run(page)
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("no_query_survives")
 @pytest.mark.parametrize("page", SPARK, ids=_name)
 def test_the_blocks_of_a_page_with_spark_run_in_order(page: Path, folder: Path, spark: Any) -> None:
     Page(folder, spark).run(page)

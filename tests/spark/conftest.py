@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,11 @@ import pytest
 from support.harness import Stream, make_queue
 from support.marks import slow
 from support.sinks import make_sink
-from support.spark_session import spark
+from support.spark_session import no_query_survives, spark
 
 from spark_mq import Queue
 
 __all__ = ["no_query_survives", "queue", "sink", "spark", "stream"]
-
-
-@pytest.fixture(autouse=True)
-def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Stop what a test left running."""
-    yield
-    if "spark" in request.fixturenames:
-        for query in request.getfixturevalue("spark").streams.active:
-            query.stop()
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from support.processes import SPAWN
 from support.servers import server
 from support.stores import STORES
 
-__all__ = ["is_read_by_spark", "new_session", "plan_of", "s3_settings", "spark", "spark_class"]
-
 
 def spark_class(
     name: str, *arguments: object, port: int | None = None, log: Path, **env: str
@@ -133,3 +131,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session = new_session(tmp_path_factory.mktemp("warehouse"))
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_query_survives(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Stop what a test left running."""
+    yield
+    if "spark" in request.fixturenames:
+        for query in request.getfixturevalue("spark").streams.active:
+            query.stop()
