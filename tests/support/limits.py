@@ -56,6 +56,8 @@ PLACES = {
     "offer_seconds": "util.fair_lock.TURN_SECONDS",
     "orphan_seconds": "delta.cleanup._STALE_SECONDS",
     "outage_pause": "operations.outages.FIRST_PAUSE",
+    "partition_bytes": "spark.partitions.PARTITION_BYTES",
+    "partition_rows": "spark.partitions.PARTITION_ROWS",
     "plan_bytes": "spark.lease_lookup.PLAN_BYTES",
     "poll_pause": "operations.acquire.FIRST_PAUSE",
     "read_slices": "spark.lease_frame.MAX_SLICES",

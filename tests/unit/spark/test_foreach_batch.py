@@ -4,6 +4,7 @@ given.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable
@@ -216,6 +217,21 @@ def test_an_outage_of_an_earlier_run_does_not_explain_a_failure_of_this_one(
     each = function_of(queue, raising(AWAY), queue.group().lease("w"))
     with no_space(queue), pytest.raises(StorageError, match="no space"):
         each(BATCH, 0)
+    each(BATCH, 0)
+    assert left(queue) == having(state="available", failure_count=1)
+
+
+def test_an_outage_that_the_function_has_caught_does_not_explain_another_error(
+    queue: Queue,
+) -> None:
+    queue.publish("a")
+
+    def process(batch: Any, lease: Any) -> None:
+        with no_space(queue), contextlib.suppress(StorageError):
+            each._owners.settle([SettlePart(RELEASE, lease.lease_ids[0])])
+        fail(batch, lease)
+
+    each = function_of(queue, process)
     each(BATCH, 0)
     assert left(queue) == having(state="available", failure_count=1)
 

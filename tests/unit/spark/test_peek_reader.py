@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
 from support.handles import again, housekeep
 from support.harness import busy_queue, make_queue
+from support.limits import Limits
 from support.rule_variants import first, rule_variant
 from support.tables import ledgers_of
 
@@ -73,7 +74,7 @@ def test_a_batch_has_at_least_min_partitions_of_nearly_equal_size_in_order(tmp_p
             queue.publish([f"{n}" for n in range(count)])
     for at_least in (*range(1, 31), 60, 61, 62, 100):
         parts = reader_of(queues, minPartitions=at_least).partitions()
-        assert len(parts) >= min(at_least, 61)
+        assert min(at_least, 61) <= len(parts) <= at_least + 1
         for queue, counts in zip(queues, sizes.values(), strict=True):
             mine = [part.pieces for part in parts if part.queue == queue.path]
             rows = [sum(piece.rows for piece, _ in pieces) for pieces in mine]
@@ -84,6 +85,19 @@ def test_a_batch_has_at_least_min_partitions_of_nearly_equal_size_in_order(tmp_p
             published = [(version << 32) + n for version, count in enumerate(counts, 1)
                          for n in range(count)]  # fmt: skip
             assert read == published
+
+
+def test_a_large_batch_has_partitions_of_limited_rows_and_bytes(
+    tmp_path: Path, limits: Limits
+) -> None:
+    queue = make_queue(tmp_path / "orders")
+    queue.group("billing").ensure()
+    queue.publish(["x"] * 40)
+    ((whole,),) = pieces_read(reader_of(queue))
+    limits(partition_rows=10)
+    assert len(pieces_read(reader_of(queue))) == 4
+    limits(partition_rows=100, partition_bytes=-(-whole.size // 8))
+    assert len(pieces_read(reader_of(queue))) == 8
 
 
 # -- messages that have ended
