@@ -48,11 +48,12 @@ def test_within_the_margin_no_lease_is_ended_early(
 # -- a clock that jumps
 
 
+JUMPS = [timedelta(hours=-2), timedelta(hours=2), timedelta(days=400)]
 NONSENSE = [datetime(*day, tzinfo=UTC) for day in ((1, 1, 1), (1970, 1, 1), (9999, 12, 31))]
 """As of a machine that starts without its battery."""
 
 
-@pytest.mark.parametrize("to", [timedelta(hours=-2), timedelta(hours=2), timedelta(400), *NONSENSE])
+@pytest.mark.parametrize("to", [*JUMPS, *NONSENSE])
 def test_a_jump_breaks_no_kind_of_state(make: Make, clock: ManualClock, to: Any) -> None:
     """Leased, waiting, delayed, dead, expired, unread: after the jump all can be looked at, and in
     the end, when the clock is right again, each is done.
