@@ -211,12 +211,7 @@ def test_deliveries_and_failures_are_counted_by_reason() -> None:
         return (stats.leases, stats.deliveries, *failures, stats.released)
 
     assert counts() == (1, 10, 2, 1, 3, 1), "also before a commit has expired the lease"
-    assert counts() == tuple(
-        getattr(queue.describe().groups["g"], name)
-        for name in ("leases", "deliveries", "nacked", "rejected", "lease_expired", "released")
-    )
     group.lease("w", max_messages=10).ack()
     assert counts() == (2, 13, 2, 1, 3, 1)
     text = exposition({queue.path: queue.describe()}).decode()
     assert re.search(r'spark_mq_failures_total\{.*reason="lease_expired"\} 3\n', text)
-    assert re.search(r"spark_mq_deliveries_total\{.*\} 13\n", text)

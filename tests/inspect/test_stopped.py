@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_mq import ConsumerGroup, Message, Queue
+from spark_mq import ConsumerGroup, Message
 from spark_mq.integrations.prometheus import exposition
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -53,19 +53,12 @@ def test_a_stop_is_a_problem_everywhere_and_a_limit_nowhere(name: str, clock: Ma
     assert shown == queue.group("g").blocked_because
     assert name in STOPS or shown.startswith((name, "rate_limit: 1/h"))
     stopped = int(name in STOPS)
-    assert metric(queue) == stopped
+    blocked = f'spark_mq_blocked{{queue={json.dumps(queue.path)},group="g"}} {stopped}\n'
+    assert blocked in exposition({queue.path: queue.describe()}).decode()
     problems = [(problem.check, problem.group) for problem in queue.health().problems]
     assert problems == [("blocked", "g")] * stopped
     if name in ("max_in_flight", "max_tracked_ranges"):
         assert [blocker.because for blocker in queue.blockers()] == [name]
-
-
-def metric(queue: Queue) -> float:
-    text = exposition({queue.path: queue.describe()}).decode()
-    labels = f'queue={json.dumps(queue.path)},group="g"'
-    (line,) = [line for line in text.splitlines() if line.startswith("spark_mq_blocked{")]
-    assert line.startswith(f"spark_mq_blocked{{{labels}}} ")
-    return float(line.rpartition(" ")[2])
 
 
 def test_a_group_of_which_nothing_is_due_gives_no_reason(clock: ManualClock) -> None:

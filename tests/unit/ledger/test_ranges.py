@@ -76,11 +76,6 @@ def test_a_settled_range_forgets_all_else():
     assert KINDS[3].as_settled() == KINDS[0]
 
 
-def test_a_range_is_immutable():
-    with pytest.raises(AttributeError):
-        KINDS[0].state = DEAD
-
-
 # -- Ledger
 
 

@@ -24,22 +24,12 @@ def test_expiry_makes_suspect_and_due_since_the_deadline():
 
 
 def test_expiry_on_the_last_attempt_is_death():
-    group = Group(messages=1, rules=limits(max_delivery_attempts=2))
+    group = Group(rules=limits(max_delivery_attempts=2))
     for lease_id in "ab":
-        group.lease(lease_id)
+        group.lease(lease_id, 2)
         group.expire()
     dead = group.at(0)
     assert dead == having(state=DEAD, reason="max_delivery_attempts", lease_id=None, suspect=False)
-
-
-def test_a_lowered_limit_applies_before_the_next_delivery():
-    group = Group(messages=1)
-    for lease_id in "ab":
-        group.lease(lease_id)
-        group.expire()
-    group.rules = limits(max_delivery_attempts=2)
-    assert group.lease("c") == []
-    assert group.state(0) == "dead"
 
 
 # -- replays of a stream's batch
