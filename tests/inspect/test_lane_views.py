@@ -66,15 +66,6 @@ def test_the_hottest_lanes_come_first_with_what_holds_them(
     assert group.lanes().to_arrow().column("lane").to_pylist() == [3, 5, None]
 
 
-def test_the_oldest_lanes_come_first_by_age(make: Callable[..., Queue]) -> None:
-    queue = ordered(make)
-    queue.publish(Message("x", key=key_in(6)))
-    queue.publish([Message("x", key=key_in(2)) for _ in range(5)])
-    queue.group("g").ensure()
-    assert [lane.lane for lane in queue.group("g").lanes()] == [2, 6]
-    assert [lane.lane for lane in queue.group("g").lanes(by="age")] == [6, 2]
-
-
 def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
     make: Callable[..., Queue], clock: ManualClock
 ) -> None:
@@ -104,14 +95,6 @@ def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
     assert timedelta(hours=2) <= delay < timedelta(hours=2, seconds=1), "in whole seconds"
     assert "max_delivery_attempts" in held[2].because
     assert f"message {held[0].sequence} failed" in held[0].because
-
-
-def test_a_queue_without_lanes_has_none(make: Callable[..., Queue]) -> None:
-    queue = make()
-    queue.publish([Message("x", key="a"), Message("y", key="a", priority=4)])
-    group = queue.group("g").ensure()
-    assert group.lanes() == []
-    assert [(level.priority, level.ready) for level in group.priorities()] == [(4, 1), (0, 1)]
 
 
 def test_a_priority_is_as_old_as_its_first_message(clock: ManualClock) -> None:

@@ -75,6 +75,7 @@ def test_a_piece_holds_no_more_than_half_of_those_that_wait_nor_than_its_limit()
     assert [len(group.lease("one", 50))] == [isolation_size(50, 2, 5)]
     group.settle(ACK, "one")
     assert len(group.lease("two", 20)) == 2 * isolation_size(20, 2, 5)
+    assert isolation_size(3, 2, 5, settled=900, waiting=90) == 3
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3, 4, 5, 8])
