@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.approved import assert_approved, without_what_varies
 from support.commands import Run
-from support.stocked_queue import sequence_of, stocked_queue
+from support.stocked_queue import stocked_queue
 from support.working import leave_heartbeat
 
 from spark_mq import Message, Queue
@@ -148,25 +148,3 @@ def test_tables_are_as_they_were_approved(shop: Path, run: Run) -> None:
         ["AT", "GROUP", "PUBLISHED", "LEASED", "FAILED"],
         ["PUBLISHED/S", "SETTLED/S"],
     )
-
-
-def test_a_trace_in_json_has_the_life_and_the_end_in_each_group(shop: Path, run: Run) -> None:
-    queue, here = Queue.open("orders"), ("-q", "orders", "-o", "json")
-    bad = sequence_of(queue, "bad")
-    queue.redrive()
-    new = queue.find(message_id="id-bad")[0]
-    main = run("trace", "--message-id", "id-bad", *here).row
-    assert (main["sequence"], main["earlier"]["sequence"]) == (new, bad)
-    ends = {one["group"]: one for one in main["earlier"]["groups"]}
-    record = {place.group: place for place in queue.locate(bad)}
-    assert alike(ends, {name: json.loads(json_line(one)) for name, one in record.items()})
-    assert [one["event"] for one in main["earlier"]["events"]] == [
-        event.event for event in queue.trace(bad).events
-    ]
-    (later,) = run("trace", bad, *here).row["later"]
-    assert later["groups"] == main["groups"]
-    for words in (("--message-id", "id-bad"), ("--key", "key-bad"), (bad,), (new,)):
-        first, second = run("trace", *words, "-q", "orders").out.split("redriven as")
-        assert (f"message {bad} " in first, f"message {new} " in second) == (True, True)
-        assert "now  billing  settled" in first
-        assert "now  billing  ready" in second
