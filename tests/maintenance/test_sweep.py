@@ -187,19 +187,6 @@ def files_on_disk(queue: Queue) -> int:
     return len(messages_of(queue).files.list(""))
 
 
-def test_the_retention_counts_from_the_publish_not_from_the_settle(
-    make: Make, clock: ManualClock
-) -> None:
-    """What is settled after that time goes with the next sweep, and nothing goes unsettled."""
-    queue = make(retention="1d")
-    queue.publish("a")
-    held = lease(queue)
-    clock.advance("2d")
-    assert trim(queue) == 0
-    held.ack()
-    assert trim(queue) == 1
-
-
 def test_a_queue_without_groups_has_settled_nothing(make: Make, clock: ManualClock) -> None:
     queue = make(retention=0)
     queue.publish("a")

@@ -10,7 +10,7 @@ from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.isolation import isolation_size
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import LEASED, Range
-from spark_mq.ledger.settle import ACK, NACK, RELEASE
+from spark_mq.ledger.settle import ACK, NACK
 
 # -- leasing
 
@@ -23,13 +23,6 @@ def test_unread_messages_are_leased_in_order_and_counted():
         0, 2, LEASED, 3, lease_id="a", worker_id="worker of a", leased_at=group.now,
         expires_at=group.now + TIMEOUT, lease_size=3, first_leased_at=group.now, delivery_count=1,
     )  # fmt: skip
-
-
-def test_redelivery_goes_to_the_head():
-    group = Group()
-    group.lease("a", 4)
-    group.settle(RELEASE, "a", [1, 2])
-    assert group.lease("b", 4) == [1, 2, 4, 5]
 
 
 # -- isolation and turns
