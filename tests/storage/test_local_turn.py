@@ -23,6 +23,7 @@ from support.forks import in_a_fork
 from support.handles import again, lease, notes, on_commit, sequences, until
 from support.limits import Limits
 from support.machines import pool, processes, without_locks
+from support.people import as_visitor
 from support.rule_variants import first, instead, returns, rule_variant
 from support.tables import checkpoint, ledgers_of
 
@@ -163,7 +164,10 @@ def test_a_busy_line_is_no_frozen_one(
     assert passed == []
 
 
-def test_a_commit_by_a_person_runs_no_requests(queue: Queue, pool: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize("is_visitor", [False, True], ids=["discard", "lease of a visitor"])
+def test_a_commit_by_a_person_runs_no_requests(
+    queue: Queue, pool: ThreadPoolExecutor, is_visitor: bool
+) -> None:
     """Its note has a person's name and reason, which must not stand beside what others did."""
     last = queue.publish("x").sequences[0]
     holder, before = holder_of(queue), ledgers_of(queue).version()
@@ -175,7 +179,10 @@ def test_a_commit_by_a_person_runs_no_requests(queue: Queue, pool: ThreadPoolExe
 
     with rule_variant("LocalTurn._step_up", instead(step_up)):  # the other one waits for longer
         holder.close()
-        assert again(queue).group().discard([last], reason="a mistake") == 1
+        if is_visitor:
+            as_visitor("ann", lambda: lease(again(queue), 1))
+        else:
+            assert again(queue).group().discard([last], reason="a mistake") == 1
         (note,) = notes(queue)[before:]
         assert SERVED not in note
     asked.result(30)
