@@ -132,6 +132,16 @@ def test_a_hostile_name_in_leases_breaks_its_group_alone(delta_queue: Make, path
     assert lease(again(queue), group="hurt").ack().settled == 1
 
 
+@pytest.mark.parametrize("tag", ["x", str(9 << 32)])
+def test_a_tag_replaces_only_messages_that_came_before(delta_queue: Make, tag: str) -> None:
+    queue = delta_queue(dedup_window="1h", dedup_replaces=True)
+    queue.publish(["before"])
+    size = parquet(messages_folder(queue) / "f.parquet").stat().st_size
+    append(queue, {**add_of("f.parquet", size=size), "tags": {"spark_mq.replaces": tag}})
+    assert [m.value for m in lease(again(queue)).messages] == [b"before", b"secret"]
+    assert not messages_of(again(queue)).index().files[1].replaces
+
+
 def test_half_characters_stop_no_checkpoint(delta_queue: Make) -> None:
     """Those of numbers, tags and values of partitions, too."""
     queue, half = delta_queue(), "a\ud800"
