@@ -171,9 +171,11 @@ def test_a_second_look_reads_only_the_commits_since_the_first(
     assert sum(path.endswith(".parquet") for path in opened) == 1
 
 
-def test_old_files_of_the_archive_are_not_read(delta_queue: Make, byte_store: ByteStore) -> None:
+def test_only_needed_files_of_the_archive_are_read(
+    delta_queue: Make, byte_store: ByteStore
+) -> None:
     queue = delta_queue()
-    queue.publish(["a", "b"])
+    first, _ = queue.publish(["a", "b"]).sequences
     for _ in range(2):
         lease(queue, 1).ack()
         archive(queue)
@@ -183,6 +185,8 @@ def test_old_files_of_the_archive_are_not_read(delta_queue: Make, byte_store: By
     opened = byte_store.paths("read_parquet")
     assert history(queue, since=latest) == rows.filter(pc.equal(instants, latest))
     assert len(opened) == 1
+    assert history(queue, within=(first, first)).num_rows == 2
+    assert len(opened) == 2
 
 
 def test_nothing_is_cleaned_that_has_not_been_archived(delta_queue: Make, limits: Limits) -> None:
