@@ -228,9 +228,12 @@ def test_a_stream_takes_no_number_of_its_user() -> None:
 def test_the_columns_of_a_dataframe_are_checked_before_any_job(tmp_path: Path) -> None:
     path = Queue.create(tmp_path / "q", durable=False).path
     write(t.StructType().add("Value", "string").add("deliver_AT", "timestamp"), path=path)
-    wrong = t.StructType().add("value", "long")
+    number = t.StructType().add("value", "long")
     with pytest.raises(InvalidSchema, match="bigint, not string or binary: cast it"):
-        write(wrong, path=path)
+        write(number, path=path)
+    with_id = t.StructType().add("value", "string").add("dedup_id", "string")
+    with pytest.raises(InvalidOption, match="no dedup_window"):
+        write(with_id, path=path)
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
