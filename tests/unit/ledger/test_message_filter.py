@@ -31,6 +31,7 @@ KIND = FILTERS
 )  # fmt: skip
 def test_python_and_text_mean_the_same(given: Any, text: str, meant: dict[str, Any]) -> None:
     assert KIND.check("filter", given) == KIND.check("filter", text) == meant
+    assert KIND.show(meant).startswith("{") == text.startswith("{"), "shown as it is typed"
 
 
 def test_a_filter_has_a_hundred_values_at_most() -> None:
