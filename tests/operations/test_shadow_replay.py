@@ -333,15 +333,14 @@ def test_threads_share_the_calls_and_keep_the_order_of_keys() -> None:
         assert of_key[::2] == of_key[1::2], "one call at a time"
 
 
-@pytest.mark.parametrize("mode", ["batch", "message"])
-def test_limits_of_the_group_do_not_hold_a_replay_back(mode: str) -> None:
+def test_limits_of_the_group_do_not_hold_a_replay_back() -> None:
     queue = settled(*(f"ack:{at}" for at in range(5)))
     queue.publish(["leased", "due"])
     group = queue.group("billing")
     group.configure(rate_limit="1/h", max_in_flight=1)
     assert group.lease("w") is not None
     for _ in range(2):
-        assert replay(queue, accept, mode=mode, threads=2).summary.replayed == 5
+        assert replay(queue, accept, threads=2).summary.replayed == 5
         group.pause("repairs")
     assert group.stats().ready == 1
 

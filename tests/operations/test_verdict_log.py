@@ -14,7 +14,7 @@ from support.queues import Make
 from support.rule_variants import gets, rule_variant
 from support.working import fail
 
-from spark_mq import Lease, Queue
+from spark_mq import Lease, Queue, ReceivedMessage
 from spark_mq.testing import ManualClock
 
 
@@ -83,26 +83,23 @@ def test_a_long_run_logs_its_rate_each_ten_seconds(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mode", "held", "count"), [("message", 100, 300), ("batch", 1, 60)])
 def test_retries_that_succeed_write_no_warning(
-    make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture, *, mode: str, held: int,
-    count: int,
-) -> None:  # fmt: skip
+    make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     queue, failed = make(retry_delay="10s"), set[int]()
-    queue.publish([str(n) for n in range(count)])
+    queue.publish([str(n) for n in range(300)])
 
-    def handle(given: Any) -> None:
-        for message in [given] if mode == "message" else given.messages:
-            if int(message.value) % 10 == 0 and message.sequence not in failed:
-                failed.add(message.sequence)
-                raise ValueError(f"order {message.sequence} is locked")
+    def handle(message: ReceivedMessage) -> None:
+        if int(message.value) % 10 == 0 and message.sequence not in failed:
+            failed.add(message.sequence)
+            raise ValueError(f"order {message.sequence} is locked")
 
     with caplog.at_level(logging.INFO, "spark_mq"):
         for _ in range(2):
-            queue.group().work(handle, mode=mode, max_messages=held, until="empty")
+            queue.group().work(handle, max_messages=100, until="empty")
             clock.advance("1m")
-    assert queue.group().stats().acked == count
-    assert len(failed) == count // 10
+    assert queue.group().stats().acked == 300
+    assert len(failed) == 30
     assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO] == []
     assert sum(r.exc_info is not None for r in caplog.records) == 1, "one kind of error"
 

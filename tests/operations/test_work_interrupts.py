@@ -46,8 +46,8 @@ class Looked(threading.Event):
             self.acts.pop()()
         return super().is_set()
 
-    def work(self, queue: Queue, mode: str = "message") -> None:
-        queue.group().work(lambda _: None, mode=mode, stop=self)
+    def work(self, queue: Queue) -> None:
+        queue.group().work(lambda _: None, mode="message", stop=self)
 
 
 def terminate() -> None:
@@ -118,10 +118,9 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
     assert held.ack().settled == 9, "the late ends of the handlers change nothing"
 
 
-@MODES
-def test_ctrl_c_ends_an_idle_worker(queue: Queue, mode: str) -> None:
+def test_ctrl_c_ends_an_idle_worker(queue: Queue) -> None:
     with pytest.raises(KeyboardInterrupt):
-        Looked(press_ctrl_c).work(queue, mode)
+        Looked(press_ctrl_c).work(queue)
 
 
 def test_a_third_ctrl_c_interrupts_what_runs(queue: Queue) -> None:

@@ -311,16 +311,14 @@ def test_workers_share_an_event_and_the_end_of_one_stops_no_others(queue: Queue)
     assert (len(seen), summary.acked, ended.is_set(), stop.is_set()) == (5, 5, True, False)
 
 
-@pytest.mark.parametrize("mode", ["message", "batch"])
 def test_until_settled_waits_for_delayed_messages_and_retries(
-    queue: Queue, clock: ManualClock, mode: str
+    queue: Queue, clock: ManualClock
 ) -> None:
     queue.publish("retried")
     queue.publish("delayed", deliver_at=timedelta(minutes=5))
     seen: list[int] = []
 
-    def handle(got: Any) -> Any:
-        message = got if mode == "message" else got.messages[0]
+    def handle(message: ReceivedMessage) -> None:
         seen.append(message.delivery_count)
         if message.value == b"retried" and message.delivery_count < 3:
             raise ValueError("boom")
@@ -330,7 +328,7 @@ def test_until_settled_waits_for_delayed_messages_and_retries(
             clock.advance("10s")
         return running.done()
 
-    with worker.working(queue.group(), handle, mode=mode, until="settled") as running:
+    with working(queue, handle, until="settled") as running:
         until(step)  # 31 steps, each of which asks a store twice
     assert sorted(seen) == [1, 1, 2, 3]
     assert counts(queue) == {"acked": 2}

@@ -82,8 +82,7 @@ def test_a_thread_that_hangs_fails_alone_and_is_refused_later(queue: Queue, mode
     assert "HandlerTimeout" in str(found[1][1])
 
 
-@pytest.mark.parametrize("swallows", [False, True])
-def test_a_coroutine_is_cancelled(queue: Queue, swallows: bool) -> None:
+def test_a_coroutine_is_cancelled(queue: Queue) -> None:
     queue.group().configure(retry_delay=0)
     (slow, *_) = queue.publish(["slow", *map(str, range(9))]).sequences
     cancelled = list[int]()
@@ -95,8 +94,7 @@ def test_a_coroutine_is_cancelled(queue: Queue, swallows: bool) -> None:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.append(message.sequence)
-            if not swallows:
-                raise
+            raise
 
     summary = work(queue, handle, concurrency=1)
     assert (summary.acked, summary.nacked, cancelled) == (10, 1, [slow])
