@@ -158,7 +158,6 @@ WORKER queue --handler handler.py:one -> one(batch) cannot be called as one(batc
 WORKER queue --handler gone.py:f -> there is no file gone.py
 TWO --trigger now -> 'now' is neither default nor available-now nor a duration like '5 seconds'
 TWO --visibility-timeout soon -> --visibility-timeout: 'soon' is not a duration
-TWO --max-messages 0 -> maxMessagesPerTrigger='0' is not valid
 TWO --starting-position x -> startingPosition='x' is not valid
 WORKER nowhere --handler handler:two -> there is no queue at
 """.replace("TWO", "WORKER queue --handler handler:two").replace("WORKER", " ".join(WORKER))
