@@ -48,9 +48,10 @@ def test_a_row_group_is_decoded_once_and_dropped_after_the_last_row() -> None:
 
 
 def test_a_full_cache_keeps_its_row_groups_until_they_are_idle() -> None:
-    now = [0.0]
+    now = [1.0]
     cache, decode = RowGroupCache(max_bytes=24_500, clock=lambda: now[0]), Decoder()
     read(cache, "a", 1, decode)
+    read(cache, "b", 1, decode)
     now[0] = 20.0
     read(cache, "b", 1, decode)
     for _ in range(2):
