@@ -87,6 +87,15 @@ def test_a_value_that_a_dictionary_holds_once_counts_each_time(tmp_path: Path) -
     assert largest_part(tmp_path, piece, 2 * MB) < 3 * MB
 
 
+def test_headers_count_eight_times(tmp_path: Path) -> None:
+    headers = pa.array([[("h", "x" * 100_000)]] * 40, pa.map_(pa.string(), pa.string()))
+    rows = pa.table({"value": [b""] * 40, "headers": headers})
+    pq.write_table(rows, tmp_path / "f", compression="none", use_dictionary=False)
+    slices = [(FileSlice("f", 0, 40, 0, 0, 0), None)]
+    parts = list(cut_slices(ObjectStore(str(tmp_path)), slices, 8 * MB))
+    assert [piece.rows for part in parts for piece, _ in part] == [10] * 4
+
+
 def test_a_file_that_cannot_be_opened_is_cut_by_rows(tmp_path: Path) -> None:
     """Its reader says what is wrong with it."""
     slices = [(FileSlice("f", 7, 25, 0, 1, 250), None)]

@@ -119,7 +119,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> RowGroupCache:
 
 def write(folder: Path, first: int = 0) -> None:
     values = [b"%06d" % number for number in range(first, first + ROWS)]
-    table = pa.table({"value": pa.array(values, pa.binary())})
+    table = pa.table({"value": pa.array(values, pa.binary()), "key": ["k"] * ROWS})
     pq.write_table(table, folder / "f", compression="none")
 
 
@@ -139,6 +139,13 @@ def test_readers_of_parts_share_a_row_group(tmp_path: Path, cache: RowGroupCache
         held = found.get_total_buffer_size()
         assert held < 2_500, "a part holds its own rows, not the whole row group"
     assert kept == [*[1] * 9, 0]
+
+
+def test_readers_of_other_columns_share_no_row_group(tmp_path: Path, cache: RowGroupCache) -> None:
+    write(tmp_path)
+    part(tmp_path, 0)
+    reader = MessageReader(ObjectStore(str(tmp_path)), ["key"], share=True)
+    assert reader.read(FileSlice("f", 0, 100, 0, 0, 0))["key"].to_pylist() == ["k"] * 100
 
 
 def test_a_whole_row_group_is_not_kept(tmp_path: Path, cache: RowGroupCache) -> None:
