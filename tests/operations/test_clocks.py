@@ -42,7 +42,9 @@ def test_within_the_margin_no_lease_is_ended_early(
         both.advance("59s")
     assert queue.group().lease("thief") is None
     assert other.group().lease("thief") is None
-    assert mine.ack().settled == theirs.ack().settled == 1
+    assert other.group().nack(mine.lease_id).settled == 1
+    assert queue.group().nack(theirs.lease_id).settled == 1
+    assert "lease_expired" not in history(queue)["event"].to_pylist(), "nor was a nack late"
 
 
 # -- a clock that jumps
