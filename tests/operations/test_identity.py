@@ -150,6 +150,7 @@ def test_forged_numbers_and_instants_break_no_redrive(tmp_path: Path) -> None:
 def test_a_letter_without_an_id_belongs_to_the_path_that_it_names(tmp_path: Path) -> None:
     queue = Queue.create(tmp_path / "queue")
     for path in (queue.path, "/elsewhere"):
-        queue.dead_letters.publish([Message("x", headers={"spark_mq.queue": path})])
+        queue.dead_letters.publish([Message(path, headers={"spark_mq.queue": path})])
     assert queue.redrive(to_all_groups=True).messages == 1
     assert queue.redrive(to_all_groups=True).messages == 0, "it is moved once"
+    assert take(queue.group("look")) == [queue.path]
