@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +58,15 @@ def test_a_killed_discard_is_finished_by_the_next(make: Make, limits: Limits, di
     assert again(queue).redrive().messages == 1
 
 
-def test_letters_that_a_redrive_holds_are_left_to_it(make: Make) -> None:
-    queue = with_dead(make(), ["a", "b"])
-    die_in_a_redrive(queue, limit=1)
-    assert again(queue).discard_dead_letters(where="true").messages == 1
-    assert again(queue).redrive().messages == 1
-    assert [message.message_id for message in lease(queue, 9).messages] == ["id-0"]
-
-
+@pytest.mark.parametrize("take", [Queue.redrive, die_in_a_redrive])
 def test_a_letter_that_a_redrive_takes_meanwhile_is_published_and_not_counted(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, take: Callable[..., object]
 ) -> None:
     queue = with_dead(make(), ["a", "b"])
     other = again(queue)
-    on_commit(monkeypatch, "dead_letters/leases", before=lambda: other.redrive(limit=1))
+    on_commit(monkeypatch, "dead_letters/leases", before=lambda: take(other, limit=1))
     assert queue.discard_dead_letters(where="true").messages == 1
+    again(queue).redrive()
     assert [message.message_id for message in lease(queue, 9).messages] == ["id-0"]
     assert left(queue) == []
 

@@ -63,7 +63,7 @@ def with_dead(queue: Queue, count: int = 3) -> Queue:
 
 def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock) -> None:
     queue = make(max_delivery_attempts=2)
-    headers = {"own": "1", "spark_mq.reason": "forged"}
+    headers = {"own": "1", "spark_mq.reason": "forged", "spark_mq.redriven_from": "7"}
     message = Message(b"\x00payload", key="k", headers=headers, message_id="id-1")
     receipt = queue.publish([message, "other"])
     started = clock()

@@ -66,10 +66,6 @@ def test_a_range_is_not_iterated():
         assert caught.value.data == {"option": "sequences", "value": value}
 
 
-def test_the_whole_range_of_sequences_is_taken():
-    assert from_sequences([0, 2**63 - 1]) == [(0, 0), (2**63 - 1, 2**63 - 1)]
-
-
 @pytest.mark.parametrize("wrong", [-1, 2**63, 1.0, "1", None, True])
 def test_what_is_no_sequence_is_refused(wrong):
     with pytest.raises(InvalidOption, match="not a sequence") as caught:
