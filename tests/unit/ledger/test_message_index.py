@@ -248,10 +248,10 @@ def test_a_file_is_found_by_its_path_while_the_index_grows_and_forgets(asked_at:
 
 def test_a_part_of_a_slice_has_its_share_of_the_bytes():
     index = MessageIndex([DataFile(0, 10, "a", 1_000, 0)], 0)
-    (whole,) = index.slices(0, 9)
-    part = whole.part(2, 3)
-    assert (part.first, part.offset, part.rows, part.size) == (2, 2, 3, 300)
-    assert whole.part(0, 10) == whole
+    (piece,) = index.slices(1, 9)
+    part = piece.part(2, 3)
+    assert (part.first, part.offset, part.rows, part.size) == (3, 3, 3, 300)
+    assert piece.part(0, 9) == piece
 
 
 def test_the_messages_of_a_batch_are_found_without_those_between() -> None:
