@@ -10,9 +10,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,29 +19,24 @@ from spark_mq import Queue
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
-    """Two queues. A group of the second one is paused."""
-    for name in ("audit", "orders"):
-        queue = Queue.create(tmp_path / "shop" / name, durable=False)
-        queue.publish([f"order {n}" for n in range(30)])
-        queue.group("billing").lease("worker-7-with-a-long-name", max_messages=10)
-    queue.group("shipping").pause("The warehouse is closed until Monday")
-    return tmp_path / "shop"
+def queue(tmp_path: Path) -> Queue:
+    queue = Queue.create(tmp_path / "orders", durable=False)
+    queue.publish(["order"] * 30)
+    queue.group("billing").lease("worker-7")
+    return queue
 
 
 class Terminal:
     """The command on a terminal, with what it has printed."""
 
-    def __init__(self, path: Path, lines: int = 40, **environment: str) -> None:
+    def __init__(self, queue: Queue, lines: int = 40, **more: str) -> None:
         self._main, self._terminal = pty.openpty()
         self.settings = termios.tcgetattr(self._terminal)
+        size = {"COLUMNS": "100", "LINES": str(lines)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "spark_mq", "top", "-q", str(path), "--interval", "1h"],
+            [sys.executable, "-m", "spark_mq", "top", "-q", queue.path, "--interval", "1h"],
             stdin=self._terminal, stdout=self._terminal, stderr=self._terminal,
-            env={
-                **os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": str(lines),
-                **environment,
-            },
+            env={**os.environ, "TERM": "xterm-256color", **size, **more},
         )  # fmt: skip
         self.seen = b""
 
@@ -78,68 +72,39 @@ class Terminal:
         os.close(self._terminal)
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Terminal]]:
-    started: list[Terminal] = []
-
-    def start(path: Path, **options: Any) -> Terminal:
-        started.append(Terminal(path, **options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_live_view_gives_the_terminal_back(queue: Queue, end: signal.Signals) -> None:
+    with closing(Terminal(queue)) as terminal:
+        assert terminal.shows("orders")
+        terminal.process.send_signal(end)
+        assert terminal.ends(), terminal.seen[-2_000:]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda terminal: terminal.press("q"),
-        lambda terminal: terminal.process.send_signal(signal.SIGINT),
-        lambda terminal: terminal.process.send_signal(signal.SIGTERM),
-    ],
-    ids=["q", "SIGINT", "SIGTERM"],
-)
-def test_a_live_view_gives_the_terminal_back(
-    shop: Path, start: Callable[..., Terminal], end: Callable[[Terminal], None]
-) -> None:
-    terminal = start(shop)
-    assert terminal.shows("orders")
-    end(terminal)
-    assert terminal.ends(), terminal.seen[-2_000:]
+def test_a_key_refreshes_a_view_and_a_failure_leaves_the_last_one(queue: Queue) -> None:
+    with closing(Terminal(queue)) as terminal:
+        assert terminal.shows("published 30")
+        queue.publish(["a", "b"])
+        terminal.press("x")
+        assert terminal.shows("published 32")
+        Path(queue.path).rename(f"{queue.path}-elsewhere")
+        terminal.press("x")
+        assert terminal.shows("the last refresh failed: ")
+        assert terminal.shows("published 32")
 
 
 @pytest.mark.slow
-def test_a_key_refreshes_a_view_and_a_failure_leaves_the_last_one(
-    shop: Path, start: Callable[..., Terminal]
-) -> None:
-    terminal = start(shop / "audit")
-    assert terminal.shows("published 30")
-    Queue.open(shop / "audit").publish(["a", "b"])
-    terminal.press("x")
-    assert terminal.shows("published 32")
-    (shop / "audit").rename(shop / "elsewhere")
-    terminal.press("x")
-    assert terminal.shows("the last refresh failed: ")
-    assert terminal.shows("published 32")
+def test_a_view_that_is_too_long_ends_with_an_ellipsis(queue: Queue) -> None:
+    with closing(Terminal(queue, lines=6)) as terminal:
+        assert terminal.shows("...")
+        terminal.press("q")
+        assert terminal.ends()
+        assert b"worker-7" not in terminal.seen
 
 
 @pytest.mark.slow
-def test_a_view_that_is_too_long_ends_with_an_ellipsis(
-    shop: Path, start: Callable[..., Terminal]
-) -> None:
-    terminal = start(shop / "orders", lines=6)
-    assert terminal.shows("...")
-    terminal.press("q")
-    assert terminal.ends()
-    assert b"worker-7" not in terminal.seen
-
-
-@pytest.mark.slow
-def test_a_terminal_that_knows_only_ascii_works(shop: Path, start: Callable[..., Terminal]) -> None:
-    Queue.open(shop / "orders").group("shipping").pause("Bücher \x1b[31m fehlen")
-    terminal = start(shop, PYTHONIOENCODING="ascii")
-    assert terminal.shows(r"B\xfccher \ufffd[31m")
-    terminal.press("q")
-    assert terminal.ends()
+def test_a_terminal_that_knows_only_ascii_works(queue: Queue) -> None:
+    queue.group("shipping").pause("Bücher \x1b[31m fehlen")
+    with closing(Terminal(queue, PYTHONIOENCODING="ascii")) as terminal:
+        assert terminal.shows(r"B\xfccher \ufffd[31m")
