@@ -244,6 +244,16 @@ def test_expired_messages_are_dead_with_their_error_if_the_group_says_so(
     assert (place.state, place.reason, place.outcome) == ("dead", "expired", None)
 
 
+def test_a_late_ack_of_the_last_attempt_counts_although_the_message_has_expired(
+    burying: Queue, clock: ManualClock
+) -> None:
+    burying.group().configure(max_delivery_attempts=1)
+    (sequence,) = burying.publish([Message("a", expires_at="5s")]).sequences
+    lease = burying.group().lease("w", visibility_timeout="5s")
+    clock.advance(6)
+    assert lease.ack([sequence]).settled == 1
+
+
 @pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend"])
 def test_an_expired_message_of_a_late_lease_is_dead_and_no_settle_counts(
     burying: Queue, clock: ManualClock, verb: str
