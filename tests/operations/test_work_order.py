@@ -183,14 +183,16 @@ def test_no_message_overtakes_an_earlier_one_of_its_key(queue: Queue) -> None:
 def test_the_order_of_a_group_may_change_while_a_worker_runs() -> None:
     queue = memory_queue(lanes=LANES)
     queue.publish([Message("early", key=key_in(0)) for _ in range(3)])
-    group, seen = queue.group().ensure(), list[str]()
+    group, began_and_ended, pause = queue.group().ensure(), list[str](), threading.Event()
 
     def handle(message: ReceivedMessage) -> None:
-        seen.append(message.text)
+        began_and_ended.append(message.text)
+        pause.wait(0.002)
+        began_and_ended.append(message.text)
 
     with working(group, handle, mode="message", threads=2):
-        until(lambda: len(seen) == 3)
+        until(lambda: len(began_and_ended) == 6)
         group.configure(order="key")
         queue.publish([Message(f"{n}", key=key_in(0)) for n in range(20)])
         until(lambda: group.stats().acked == 23)
-    assert seen[3:] == [f"{n}" for n in range(20)]
+    assert began_and_ended[6:] == [f"{n}" for n in range(20) for _ in range(2)]

@@ -159,6 +159,12 @@ def test_a_sweep_that_fails_disturbs_nobody_and_is_tried_again(
     clock.advance("61s")
     own.run()
     assert swept == [queue.path] * 2
+    look = Injected(upkeep.read_heartbeats, fail=fails)
+    monkeypatch.setattr(upkeep, "read_heartbeats", look)
+    clock.advance("61s")
+    own.run()
+    own.run()
+    assert look.calls == 1, "the store is not asked again at once"
 
 
 def test_a_stream_sweeps_after_a_batch_in_a_thread_of_its_own(
