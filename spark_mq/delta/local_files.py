@@ -78,14 +78,14 @@ class LocalBackend(Backend):
 
     now = staticmethod(time.time)
 
-    def __init__(self, root: str, durable: bool, files: LocalFiles) -> None:
+    def __init__(self, root: str, durable: bool) -> None:
         self.root = root.rstrip("/")
         self._durable = durable
-        self._files = files
+        self._files = LocalFiles()
         self._synced: set[str] = set()  # folders whose own entries this process has synced
 
     def child(self, name: str) -> LocalBackend:
-        return LocalBackend(self._full(name), self._durable, self._files)
+        return LocalBackend(self._full(name), self._durable)
 
     def read(self, path: str) -> bytes:
         """Return the content of a file. A data file behind a link that leads out is missing."""

@@ -72,14 +72,12 @@ class ObjectStore:
         storage_options: Mapping[str, str] | None = None,
         *,
         durable: bool = True,
-        local_files: LocalFiles | None = None,
     ) -> None:
         self.root = _without_file_scheme(root)
         # Whether each call is cheap and sees all that was written.
         self.is_local = "://" not in self.root or is_in_memory(self.root)
         self.options = dict(storage_options or {})
         self.durable = durable
-        self._local_files = local_files or LocalFiles()
         self._backend = self._open_backend()
         # What a process shares for a table has this key. All spellings of a root have one.
         self.key = self.root if self.is_local else self._remote_key()
@@ -102,13 +100,13 @@ class ObjectStore:
         if is_in_memory(self.root):
             return MemoryBackend(self.root)
         if self.is_local:
-            return LocalBackend(os.path.abspath(self.root), self.durable, self._local_files)
+            return LocalBackend(os.path.abspath(self.root), self.durable)
         return RemoteBackend(_checked_uri(self.root, "root"), self.options)
 
     def __reduce__(self) -> Any:
         if is_in_memory(self.root):
             raise TypeError(f"{self!r} is kept in memory: it cannot be used by another process")
-        return _rebuilt, (self.root, self.options, self.durable, self._local_files)
+        return _rebuilt, (self.root, self.options, self.durable)
 
     def child(self, name: str) -> ObjectStore:
         """Return the store of a folder below, with the same options."""
@@ -373,5 +371,5 @@ def _path_of(info: FileInfo) -> str:
     return info.path
 
 
-def _rebuilt(root: str, options: Mapping[str, str], durable: bool, files: Any) -> ObjectStore:
-    return ObjectStore(root, options, durable=durable, local_files=files)
+def _rebuilt(root: str, options: Mapping[str, str], durable: bool) -> ObjectStore:
+    return ObjectStore(root, options, durable=durable)
