@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.blocks import ROOT
@@ -18,21 +19,52 @@ pytestmark = pytest.mark.slow  # each change is tried in a process of its own
 FIELD = """    {name}: timedelta = setting(kinds.duration(), "9s", "How long a {owner} naps.")
 
 """
-PAGE = """
+USES = """
+import json
 import sys
+
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from spark_mq import GroupSettings, InvalidOption, Queue
+from spark_mq.interfaces.cli.app import app
 from spark_mq.interfaces.monitor import QueueMonitor
 from spark_mq.interfaces.web import Access, create_app
-app = create_app(QueueMonitor(sys.argv[1]), Access(user="alice", allow_changes=True))
-client = TestClient(app, base_url="http://localhost")
-print(client.get("/group/q", params={"group": "g"}).text)
-print(client.get("/change/q", params={"do": "configure", "group": "g"}).text)
+
+path, seen = sys.argv[1], {"described": GroupSettings.__doc__}
+
+def stored():
+    queue = Queue.open(path)
+    return [queue.group("g").settings.nap.total_seconds(), queue.settings.siesta.total_seconds()]
+
+def run(*words):
+    done = CliRunner().invoke(app, words)
+    return (done.output or str(done.exception)).strip()
+
+queue = Queue.create(path, nap="3s", siesta="2h", durable=False)
+group = queue.group("g").ensure()
+seen["created"] = stored()
+group.configure(nap=5)
+queue.configure(siesta="1d")
+seen["changed"] = stored()
+try:
+    group.configure(nap="soon")
+except InvalidOption as error:
+    seen["refused"] = str(error)
+of_group = "group", "configure", "g", "-q", path, "-o", "json", "--set"
+seen["command of the group"] = json.loads(run(*of_group, "nap=7s"))
+seen["command refused"] = run(*of_group, "nap=0")
+seen["command of the queue"] = run("queue", "configure", path, "--set", "siesta=3d")
+app = create_app(QueueMonitor(path), Access(allow_changes=True))
+page = TestClient(app, base_url="http://localhost")
+seen["page"] = page.get("/group/q?group=g").text
+seen["page of changes"] = page.get("/change/q?do=configure&group=g").text
+print(json.dumps(seen))
 """
-Tree = Path
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code with one more setting of groups, `nap`, and of queues, `siesta`."""
     pytest.importorskip("pyspark")  # the reference has the options of the source, too
     root = tmp_path_factory.mktemp("tree")
@@ -49,72 +81,40 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return root
 
 
-def run(tree: Tree, *command: str, code: int = 0) -> str:
+def run(tree: Path, *command: str) -> str:
     """Return what a command prints that runs the code of a tree."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(
         [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.fixture
-def queue(tree: Tree, tmp_path: Path) -> str:
-    """The path of a queue with a group, made by that code."""
-    path = str(tmp_path / "q")
-    code = (
-        "import sys; from spark_mq import Queue;"
-        "queue = Queue.create(sys.argv[1], nap='3s', siesta='2h', durable=False);"
-        "queue.group('g').ensure()"
-    )
-    run(tree, "-c", code, path)
-    return path
+@pytest.fixture(scope="module")
+def seen(tree: Path) -> Any:
+    """What a program sees that uses a queue, the command line and the page of that code."""
+    return json.loads(run(tree, "-c", USES, str(tree / "q")))
 
 
-def test_it_is_an_argument_that_is_checked_and_stored(tree: Tree, queue: str) -> None:
-    code = (
-        "import sys; from spark_mq import Queue, errors;"
-        "queue = Queue.open(sys.argv[1]); group = queue.group('g');"
-        "print(group.settings.nap.total_seconds(), queue.settings.siesta.total_seconds());"
-        "group.configure(nap=5); queue.configure(siesta='1d');"
-        "again = Queue.open(sys.argv[1]);"
-        "print(again.group('g').settings.nap.days, again.settings.siesta.days);"
-        "group.configure(nap='soon')"
-    )
-    shown = run(tree, "-c", code, queue, code=1)
-    assert shown.startswith("3.0 7200.0\n0 1\n")
-    assert "InvalidOption: nap='soon' is not a duration: give more than zero" in shown
+def test_it_is_an_argument_that_is_checked_and_stored(seen: Any) -> None:
+    assert (seen["created"], seen["changed"]) == ([3, 7_200], [5, 86_400])
+    assert "nap='soon' is not a duration: give more than zero" in seen["refused"]
 
 
-def test_the_command_line_shows_and_changes_it(tree: Tree, queue: str) -> None:
-    code = (
-        "import sys; from typer.testing import CliRunner\n"
-        "from spark_mq.interfaces.cli.app import app\n"
-        "def run(*words):\n"
-        "    done = CliRunner().invoke(app, words)\n"
-        "    print((done.output or str(done.exception)).strip())\n"
-        "group = 'group', 'configure', 'g', '-q', sys.argv[1], '-o', 'json', '--set'\n"
-        "run(*group, 'nap=7s')\n"
-        "run(*group, 'nap=0')\n"
-        "run('queue', 'configure', sys.argv[1], '--set', 'siesta=1d')"
-    )
-    of_group, refused, *of_queue = run(tree, "-c", code, queue).strip().split("\n")
-    assert json.loads(of_group)["nap"] == 7
-    assert refused.startswith("nap=0 is not a duration: give more than zero")
-    assert any("2h -> 1d" in line for line in of_queue)
+def test_the_command_line_shows_and_changes_it(seen: Any) -> None:
+    assert seen["command of the group"]["nap"] == 7
+    assert seen["command refused"].startswith("nap=0 is not a duration: give more than zero")
+    assert "1d -> 3d" in seen["command of the queue"]
 
 
-def test_the_web_page_shows_it_and_offers_to_change_it(
-    tree: Tree, queue: str, tmp_path: Path
-) -> None:
-    shown = run(tree, "-c", PAGE, str(tmp_path))
-    assert "<bdi>nap</bdi>" in shown
-    assert 'aria-label="Change nap"' in shown
+def test_the_web_page_shows_it_and_offers_to_change_it(seen: Any) -> None:
+    assert "<bdi>nap</bdi>" in seen["page"]
+    assert 'aria-label="Change nap"' in seen["page of changes"]
 
 
-def test_its_types_and_its_row_of_the_reference_are_written(tree: Tree) -> None:
+def test_its_types_and_its_row_of_the_reference_are_written(tree: Path, seen: Any) -> None:
     types = (tree / "spark_mq" / "ledger" / "setting_options.py").read_text(encoding="utf-8")
     of_group, _, of_queue = types.partition("class QueueOptions")
     assert "    nap: Duration\n" in of_group
@@ -122,5 +122,4 @@ def test_its_types_and_its_row_of_the_reference_are_written(tree: Tree) -> None:
     page = (tree / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     assert "| `nap` | `9s` | a duration above 0 | How long a group naps. |" in page
     assert "| `siesta` | `9s` | a duration above 0 | How long a queue naps. |" in page
-    described = run(tree, "-c", "import spark_mq; print(spark_mq.GroupSettings.__doc__)")
-    assert "nap\n    How long a group naps. Default: 9s." in described
+    assert "nap\n    How long a group naps. Default: 9s." in seen["described"]
