@@ -29,9 +29,6 @@ import threading
 
 from spark_mq import Reject
 
-def good(lease):
-    return None
-
 def one(message):
     if message.value == b"bad":
         raise Reject("bad")
@@ -81,22 +78,6 @@ def test_work_calls_a_function_for_each_message_until_all_are_settled(
         group = ("-g", f"new-{function}", "--until", "settled")
         row = run(*words, f"handlers:{function}", *group, *more).row
         assert (row["acked"], row["rejected"]) == (4, 1)
-
-
-@pytest.mark.slow
-def test_work_and_sweep_end_cleanly_after_sigterm(
-    queue: Queue, handlers: str, tmp_path: Path
-) -> None:
-    for words in (["work", "handlers:good", "-g", "new"], ["sweep", "--every", "1h"]):
-        process = started(*words, "-q", queue.path, "-o", "json", folder=tmp_path)
-        if words[0] == "sweep":
-            assert json.loads(process.stdout.readline())["archived_commits"] > 0
-        else:
-            while queue.group("new").ensure().stats().acked < 5:
-                assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        assert process.returncode == 0
 
 
 @pytest.mark.timeout(60)

@@ -73,9 +73,9 @@ def test_without_a_queue_the_page_says_how_to_create_one(visit: Visit) -> None:
 def test_states_are_drawn_as_wide_as_their_share(visit: Visit, queue: Queue) -> None:
     queue.publish(["more"] * 5)
     page = get(visit(), "/queue/orders", part="live")
-    widths = [attrs["width"] or "" for tag, attrs in page.tags if tag == "rect"]
-    assert len(widths) == 5  # of billing ready, delayed, leased and dead, of audit ready
-    assert all(re.fullmatch(r"[0-9.]+", one) for one in widths)
+    drawn = [(attrs["x"], attrs["width"]) for tag, attrs in page.tags if tag == "rect"]
+    billing = [("0.0", "66.67"), ("66.67", "11.11"), ("77.78", "11.11"), ("88.89", "11.11")]
+    assert drawn == [*billing, ("0.0", "100.0")], "ready, delayed, leased and dead; of audit ready"
 
 
 def problems_on(page: str) -> list[tuple[str, str, str]]:
