@@ -91,27 +91,3 @@ def test_a_function_settles_by_another_spelling_than_the_stream_s(
         "what the function left is not acked by the commit"
     )
     assert target.describe().published == 1
-
-
-def test_a_list_that_names_one_queue_in_two_spellings_is_refused(
-    spark: Any, remote: RemoteStore
-) -> None:
-    path = remote.new_path()
-    make(remote, [path])
-    for other in remote.spellings(path):
-        with pytest.raises(Exception, match="twice: a queue is read once"):
-            frame(spark, remote, [path, other])
-
-
-@pytest.mark.slow
-def test_the_sink_and_a_read_take_each_spelling(spark: Any, remote: RemoteStore) -> None:
-    path = remote.new_path()
-    (queue,) = make(remote, [path])
-    options = storage_options(queue)
-    once = {**options, "producerId": "p", "producerSequence": "1"}
-    rows = spark.createDataFrame([("once",)], "value string")
-    for text in remote.spellings(path):
-        rows.write.format("spark_mq").mode("append").options(**once).save(text)
-        found = spark.read.format("spark_mq").options(**options).load(text)
-        assert values(found) == ["once"]
-    assert queue.describe().published == 1

@@ -95,13 +95,9 @@ HUGE = b"\x80\x80\x80\x80\x80\x80\x80\x80\x20"  # 2**60 as a varint with zigzag
     [
         ('"bytes"', HUGE + b"abc"),
         ('"string"', HUGE + b"abc"),
-        ('"string"', b"\x09abc"),  # a negative length
         ('{"type": "array", "items": "long"}', HUGE + b"\2"),
         ('{"type": "map", "values": "long"}', HUGE + b"\2"),
-        ('["null", "long"]', b"\x0e"),
-        ('{"type": "enum", "name": "E", "symbols": ["A"]}', b"\x0e"),
         ('{"type": "int", "logicalType": "date"}', b"\xff" * 4 + b"\x0f"),
-        ('{"type": "long", "logicalType": "timestamp-micros"}', HUGE),
     ],
 )
 def test_hostile_avro_is_invalid_without_its_memory(schema: str, payload: bytes) -> None:

@@ -48,16 +48,13 @@ MAPPINGS = [
     ("s3", "AWS_SESSION_TOKEN", "t", config(session_token="t")),
     ("s3", "aws_token", "t", config(session_token="t")),
     ("s3", "AWS_ENDPOINT_URL", "http://h", config(endpoint="http://h")),
-    ("s3", "endpoint", "http://h", config(endpoint="http://h")),
     ("s3", "aws_conditional_put", "etag", config(conditional_put="etag")),
     ("s3", "AWS_ROLE_ARN", "a", config(role_arn="a")),
-    ("s3", "AWS_WEB_IDENTITY_TOKEN_FILE", "f", config(web_identity_token_file="f")),
     ("s3", "aws_sts_endpoint", "http://h", config(endpoint_url_sts="http://h")),
     ("s3", "AWS_S3_ADDRESSING_STYLE", "virtual", config(virtual_hosted_style_request="true")),
     ("s3", "AWS_S3_ADDRESSING_STYLE", "path", config(virtual_hosted_style_request="false")),
     ("s3", "allow_http", "TRUE", client(allow_http="true")),
     ("s3", "aws_allow_http", "1", client(allow_http="true")),
-    ("s3", "connect_timeout", "5s", client(connect_timeout="5s")),
     ("s3", "AWS_CONNECT_TIMEOUT", "5s", client(connect_timeout="5s")),
     ("s3", "proxy_url", "http://p", client(proxy_url="http://p")),
     ("s3", "max_retries", "3", retry(max_retries=3)),
@@ -76,9 +73,7 @@ MAPPINGS = [
     ("az", "AZURE_ALLOW_HTTP", "yes", client(allow_http="true")),
     ("az", "AWS_ACCESS_KEY_ID", "k", IGNORED),
     ("az", "AWS_PROFILE", "p", IGNORED),
-    ("gs", "GOOGLE_SERVICE_ACCOUNT", "f", config(service_account="f")),
     ("gs", "google_service_account_path", "f", config(service_account="f")),
-    ("gs", "google_application_credentials", "f", config(application_credentials="f")),
 ]
 
 
