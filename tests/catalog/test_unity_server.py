@@ -10,7 +10,6 @@ from typing import Any
 
 import obstore
 import pytest
-from support.commands import in_a_process
 from support.handles import until
 from support.harness import Stream, numbered, publish, values
 from unity_server import UnityServer
@@ -95,19 +94,6 @@ def test_a_worker_outlives_its_keys(unity: UnityServer, caplog: pytest.LogCaptur
     assert [value.decode() for value in done] == [f"{n:03d}" for n in range(sent)]
     assert group.stats().acked == sent
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_the_command_line_takes_the_catalog_from_its_environment(
-    unity: UnityServer, tmp_path: Path
-) -> None:
-    path = f"uc://{unity.new_volume()}/q"
-    env = {name.upper(): value for name, value in unity.options.items()}
-    command = in_a_process(tmp_path)
-    command("queue", "create", path, **env)
-    command("publish", "--queue", path, "--raw", stdin="hello\n", **env)
-    assert "hello" in command("peek", "--queue", path, **env).out
-    refused = command("peek", "--queue", path, expect=2)
-    assert "databricks_host" in refused.err
 
 
 @pytest.mark.slow

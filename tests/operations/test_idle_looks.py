@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from support.byte_store import VERBS, ByteStore, Call
-from support.clocks import elapsed_clock
 from support.drivers import Runner
 from support.handles import again, housekeep, index_commits, until
 from support.tables import as_in_a_store, checkpoint, ledgers_of, messages_of
@@ -25,6 +24,7 @@ from support.working import working
 
 from spark_mq import Lease, Queue
 from spark_mq.testing import ManualClock
+from spark_mq.util.clock import ElapsedClock
 
 REQUESTS = tuple(verb for verb in VERBS if verb != "exists")
 """A call of ``exists`` is one of ``stat``."""
@@ -42,7 +42,7 @@ class Place:
         self._seconds, self._read = 1_000.0, threading.local()
         self._seen = defaultdict[int, set[float]](set)
         """The seconds at which each thread read the clock."""
-        self._elapsed = elapsed_clock(self._running, self._wall)
+        self._elapsed = ElapsedClock(self._running, self._wall)
         store.on(*REQUESTS, act=self._note)
 
     def _note(self, call: Call) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from spark_mq.util.clock import ElapsedClock
 
-__all__ = ["PAUSES", "SECOND", "MachineClocks", "elapsed_clock", "instant"]
+__all__ = ["PAUSES", "SECOND", "MachineClocks", "instant"]
 
 SECOND: Final = 1_000_000
 """The tables count in microseconds since 1970."""
@@ -18,17 +17,12 @@ def instant(micros: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
-def elapsed_clock(running: Callable[[], float], wall: Callable[[], float]) -> ElapsedClock:
-    """Return what a log measures pauses with, made of two functions that return seconds."""
-    return ElapsedClock(running, wall)
-
-
 class MachineClocks:
     """A clock that is never set, and the wall clock, in seconds."""
 
     def __init__(self) -> None:
         self.running, self.wall = 1_000.0, 1_700_000_000.0
-        self.elapsed = elapsed_clock(lambda: self.running, lambda: self.wall)
+        self.elapsed = ElapsedClock(lambda: self.running, lambda: self.wall)
 
     def move(self, running: float, wall: float) -> None:
         self.running += running

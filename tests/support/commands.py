@@ -81,14 +81,10 @@ def started(*words: object, folder: Path | None = None, **env: str) -> subproces
 
 def run_program(code: str, **env: str) -> Done:
     """Run code in a process of its own, as a script that calls the command line."""
-    return _python(["-c", code], None, "", env)
-
-
-def _python(words: list[str], folder: Path | None, stdin: str, env: dict[str, str]) -> Done:
     done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder, env=environment(**env), input=stdin, capture_output=True, text=True,
-        errors="backslashreplace", timeout=120, check=False,
+        [sys.executable, "-c", code],
+        env=environment(**env), capture_output=True, text=True, timeout=120, check=False,
+        errors="backslashreplace",
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -106,12 +102,6 @@ def checked(start: Start) -> Run:
         return done
 
     return command
-
-
-def in_a_process(folder: Path) -> Run:
-    return checked(
-        lambda words, stdin, env: _python(["-m", "spark_mq", *words], folder, stdin, env)
-    )
 
 
 def in_this_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
