@@ -109,7 +109,7 @@ TEXTS = (
     *(f"peek -q orders -g billing --state {state}" for state in ("unread", "delayed", "settled")),
     "trace 1:1 -q orders", "trace 1:2 -q orders", "trace --now 1:2 -q orders",
     "trace --key key-leased -q orders", "dlq list --message-id id-bad -q orders",
-    "top -q orders --count 1", "top -q keyed --count 1",
+    "top -q orders --count 2 --interval 1ms", "top -q keyed --interval 1ms",
     "check -q orders", "check -q orders --max-dead 0", "dlq redrive -q orders --dry-run",
     "dlq discard -q orders --where true --dry-run", "group seek billing -q orders --to latest",
     "sweep -q keyed",

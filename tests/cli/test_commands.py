@@ -118,19 +118,6 @@ def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
     assert (stats.acked, stats.ready, stats.leased) == ((1, 4, 0) if presses == 1 else (0, 5, 0))
 
 
-def test_top_shows_states_workers_and_errors(run: Run, queue: Queue) -> None:
-    text = run("top", "-q", queue.path, "--interval", "10ms").out
-    assert "published 5 (0/s)" in text
-    billing = next(line for line in text.splitlines() if line.startswith("billing")).split()
-    assert billing[6:8] == ["0.0", "0.0"], "ACKED/S and DEAD/S, although the output is a pipe"
-    one, two = run("top", "-q", queue.path, "-o", "json", "--count", 2, "--interval", "10ms").rows
-    assert one["published_per_second"] is None
-    assert two["published_per_second"] == 0
-    busiest = two["groups"][0]
-    assert (busiest["group"], busiest["acked_per_second"]) == ("billing", 0)
-    assert [row["worker_id"] for row in two["workers"]] == ["worker-7"]
-
-
 def test_a_port_in_use_is_refused(run: Run, queue: Queue) -> None:
     pytest.importorskip("starlette")
     with socket.create_server(("127.0.0.1", 0)) as taken:
