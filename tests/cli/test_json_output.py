@@ -149,7 +149,6 @@ def commits_below(folder: Path) -> set[Path]:
 @pytest.mark.parametrize("variables", [
     {"PYTHONIOENCODING": "ascii"},
     {"PYTHONIOENCODING": "latin-1"},
-    {"LC_ALL": "C"},
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("output", ["table", "json"])
