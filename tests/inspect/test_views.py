@@ -13,19 +13,13 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
+from support.handles import contents
 from support.having import having
 from support.tables import messages_of
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
 from spark_mq.errors import NotAQueue
 from spark_mq.testing import ManualClock, memory_queue
-
-
-def versions(queue: Queue) -> Any:
-    """Every file under the queue, with its size and time."""
-    root = Path(queue.path)
-    found = sorted(path for path in root.rglob("*") if path.is_file())
-    return [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
 
 
 def test_a_dry_run_creates_no_dead_letter_queue(
@@ -66,7 +60,7 @@ def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Pa
     group = queue.group("g")
     lease = group.lease("w", max_messages=2)
     lease.nack([lease.messages[0].sequence], error="bad")
-    before = versions(queue)
+    before = contents(queue.path)
     fresh = Queue.open(queue.path)
     same = fresh.group("g")
     (first, *_) = fresh.peek()
@@ -79,7 +73,7 @@ def test_looking_changes_no_file(delta_queue: Callable[..., Queue], tmp_path: Pa
     for look in (fresh.group("never").peek, fresh.group("never").leases):
         with pytest.raises(GroupNotFound):
             look()
-    assert versions(queue) == before
+    assert contents(queue.path) == before
     assert not (tmp_path / "letters").exists()
 
 

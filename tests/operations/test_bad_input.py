@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore
-from support.handles import Killed, die, lease, leased
+from support.handles import Killed, contents, die, lease, leased
 from support.queues import Make
 from support.tables import ledgers_of, messages_of
 
@@ -31,13 +31,6 @@ def queue(delta_queue: Make) -> Queue:
     queue = delta_queue()
     leased(queue, "a", "b", count=1)
     return queue
-
-
-def contents(root: Path | str) -> dict[str, int]:
-    """Every file under a path with its size: a commit, or a data file left behind, would show."""
-    return {
-        str(file): file.stat().st_size for file in sorted(Path(root).rglob("*")) if file.is_file()
-    }
 
 
 Refused = Callable[..., Any]

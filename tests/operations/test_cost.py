@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.byte_store import ByteStore, Call
+from support.handles import lease
 
 from spark_mq import Lease, Queue
 
@@ -100,19 +101,13 @@ def publish(queue: Queue, messages: int) -> None:
     queue.publish(pa.table({"value": pa.repeat(pa.scalar(b"x" * 20), messages)}))
 
 
-def lease(queue: Queue, messages: int) -> Lease:
-    taken = queue.group().lease("w", max_messages=messages)
-    assert taken is not None
-    assert len(taken) == messages
-    return taken
-
-
 def cycle(queue: Queue, messages: int, verb: str, measure: Callable[[], Any]) -> dict[str, Cost]:
     """Lease and settle messages that a publish has just added. Return the cost of both."""
     with measure() as leasing:
         taken = lease(queue, messages)
     with measure() as settling:
         VERBS[verb](taken)
+    assert len(taken) == messages
     return {"lease": leasing, verb: settling}
 
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 from support.handles import again, lease, leased, notes, route, take
 from support.having import having
+from support.working import counts
 
 from spark_mq import Message, Queue, SettleResult
 from spark_mq.errors import InvalidOption, MessagesHeld
 from spark_mq.testing import ManualClock
 
 CHANGES = ("discard", "retry_now", "dead_letter")
-
-
-def states(queue: Queue) -> dict[str, int]:
-    stats = again(queue).group().stats()
-    names = ("ready", "delayed", "leased", "dead", "blocked", "acked", "dropped")
-    return {name: value for name in names if (value := getattr(stats, name))}
 
 
 def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
@@ -28,7 +23,7 @@ def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
     assert len(notes(queue)) == commits + 1
     assert notes(queue)[-1]["ranges"] == f"{s[0]}-{s[0]},{s[4]}-{s[5]}"
     assert take(group) == ["1", "2", "3", *"6789"]
-    assert states(queue) == {"acked": 7, "dropped": 3}
+    assert counts(queue) == {"acked": 7, "dropped": 3}
 
 
 def test_messages_are_named_by_id_or_key_and_routed_with_a_reason(queue: Queue) -> None:
@@ -36,7 +31,7 @@ def test_messages_are_named_by_id_or_key_and_routed_with_a_reason(queue: Queue) 
     group = queue.group().ensure()
     assert group.dead_letter(key="k", reason="wrong customer") == 2
     assert group.discard(message_id=["one"]) == 1
-    assert states(queue) == {"dead": 2, "dropped": 1}
+    assert counts(queue) == {"dead": 2, "dropped": 1}
     assert [failure.error for failure in group.last_errors()] == ["wrong customer"]
     assert group.dead_letter(key="k") == 0
     assert route(group) == 2
@@ -56,11 +51,11 @@ def test_an_expired_message_is_not_retried(queue: Queue, clock: ManualClock, sta
     else:
         lease(queue, 1).nack()
     clock.advance("6m")
-    before = states(queue)
+    before = counts(queue)
     with pytest.raises(InvalidOption, match=f"changed nothing: .* {s[0]}..{s[0]} is over") as found:
         group.retry_now(list(s))
     assert (found.value.option, found.value.value) == ("sequences", [(s[0], s[0])])
-    assert states(queue) == before
+    assert counts(queue) == before
     assert group.retry_now(s[1]) == 0, "it is due already"
     assert group.discard(s[0]) == 1
 
@@ -108,7 +103,7 @@ def test_a_held_message_is_refused_and_nothing_changes(queue: Queue, how: str) -
         getattr(queue.group(), how)(list(s))
     assert [place for *place, _ in refused.value.data["held"]] == [[s[0], s[0]]]
     assert held.lease_id in str(refused.value)
-    assert states(queue) == {"leased": 1, "ready": 1}
+    assert counts(queue) == {"leased": 1, "ready": 1}
     assert held.ack() == SettleResult(1)
 
 
@@ -116,7 +111,7 @@ def test_a_late_lease_does_not_hold_its_messages(queue: Queue, clock: ManualCloc
     (message,) = leased(queue, "a").messages
     clock.advance("62s")
     assert queue.group().discard(message) == 1
-    assert states(queue) == {"dropped": 1}
+    assert counts(queue) == {"dropped": 1}
 
 
 def test_the_history_says_who_did_it(queue: Queue) -> None:

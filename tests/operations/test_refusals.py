@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from support.handles import again, lease
+from support.handles import again, contents, lease
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue, Reject, Retry
 from spark_mq.errors import GroupNotFound, InvalidOption, InvalidSchema, QueueNotFound
@@ -42,28 +42,11 @@ class Stock:
     ordered: Queue
     """It has lanes."""
     held: Lease
-
-    @property
-    def group(self) -> ConsumerGroup:
-        return self.queue.group()
-
-    @property
-    def new(self) -> ConsumerGroup:
-        """A group that isn't there."""
-        return self.queue.group("new")
-
-    @property
-    def new_ordered(self) -> ConsumerGroup:
-        return self.ordered.group("new")
-
-    @property
-    def ordered_group(self) -> ConsumerGroup:
-        return self.ordered.group()
-
-    def contents(self) -> dict[str, int]:
-        """Every file with its size: a commit, or a data file left behind, would show."""
-        files = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
-        return {str(file): file.stat().st_size for file in files}
+    group: ConsumerGroup
+    new: ConsumerGroup
+    """It isn't there."""
+    ordered_group: ConsumerGroup
+    new_ordered: ConsumerGroup
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +62,16 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
     ordered = Queue.create(folder / "ordered", clock=clock, durable=False, lanes=8)
     ordered.publish([Message("x", key="k", message_id="m")])
     ordered.group().configure(order="key")
-    return Stock(folder, queue, ordered, lease(queue, 1))
+    groups = [one.group(name) for one in (queue, ordered) for name in ("default", "new")]
+    return Stock(folder, queue, ordered, lease(queue, 1), *groups)
 
 
 @pytest.fixture(autouse=True)
 def nothing_changes(stock: Stock) -> Iterator[None]:
     """A refused call writes nothing, and starts no publisher."""
-    contents, threads = stock.contents(), set(threading.enumerate())
+    before, threads = contents(stock.folder), set(threading.enumerate())
     yield
-    assert stock.contents() == contents
+    assert contents(stock.folder) == before
     started = {thread.name for thread in set(threading.enumerate()) - threads}
     assert "spark_mq publisher" not in started
 

@@ -110,8 +110,21 @@ def test_a_full_group_is_waited_for_and_the_reason_is_known(make: Make, waiter_o
     assert values(waiter) == [b"b"]
 
 
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Gets the time of each try to lease."""
+    made = list[float]()
+
+    def note(run: Callable[[], list[Any]], _: object) -> list[Any]:
+        made.append(time.monotonic())
+        return run()
+
+    on_commands(monkeypatch, note)
+    return made
+
+
 def test_within_a_process_a_waiter_is_awake_within_20_ms(
-    tmp_path: Path, waiter_on: Starts, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, waiter_on: Starts, tries: list[float]
 ) -> None:
     """From the end of the publish to the next look.
 
@@ -119,13 +132,7 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
     """
     queue = Queue.create(tmp_path / "queue")
     queue.group().ensure()
-    delays, tries = list[float](), list[float]()
-
-    def look(run: Callable[[], list[Any]], _: object) -> list[Any]:
-        tries.append(time.monotonic())
-        return run()
-
-    on_commands(monkeypatch, look)
+    delays = list[float]()
     for _ in range(9):
         waiter = waiter_on(queue)
         tries.clear()
@@ -136,21 +143,8 @@ def test_within_a_process_a_waiter_is_awake_within_20_ms(
     assert sorted(delays)[4] < 0.02
 
 
-@pytest.fixture
-def tries(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Gets the commands of each try to lease."""
-    made = list[object]()
-
-    def note(run: Callable[[], list[Any]], commands: object) -> list[Any]:
-        made.append(commands)
-        return run()
-
-    on_commands(monkeypatch, note)
-    return made
-
-
 def test_a_publish_of_another_process_is_noticed_between_two_tries(
-    tmp_path: Path, waiter_on: Starts, limits: Limits, byte_store: ByteStore, tries: list[object]
+    tmp_path: Path, waiter_on: Starts, limits: Limits, byte_store: ByteStore, tries: list[float]
 ) -> None:
     """Another name of the folder stands for another process."""
     queue = Queue.create(tmp_path / "queue")
@@ -168,7 +162,7 @@ def test_a_publish_of_another_process_is_noticed_between_two_tries(
 
 
 def test_who_waits_tries_again_only_after_a_commit_of_another_process(
-    tmp_path: Path, waiter_on: Starts, byte_store: ByteStore, tries: list[object]
+    tmp_path: Path, waiter_on: Starts, byte_store: ByteStore, tries: list[float]
 ) -> None:
     queue = Queue.create(tmp_path / "queue")
     (tmp_path / "name of another process").symlink_to(tmp_path / "queue")
@@ -195,7 +189,7 @@ def test_who_waits_hears_that_the_queue_was_deleted(tmp_path: Path, waiter_on: S
 
 
 def test_a_look_that_fails_is_followed_by_a_try_which_says_why(
-    tmp_path: Path, waiter_on: Starts, limits: Limits, byte_store: ByteStore, tries: list[object]
+    tmp_path: Path, waiter_on: Starts, limits: Limits, byte_store: ByteStore, tries: list[float]
 ) -> None:
     queue = Queue.create(tmp_path / "queue")
     limits(looks_a_pause=360_000)

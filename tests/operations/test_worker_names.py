@@ -6,20 +6,14 @@ import logging
 import re
 
 import pytest
-from support.handles import again
+from support.handles import again, lease
 from support.people import another_process
 from support.tables import group_ledger_of
 
-from spark_mq import ConsumerGroup, Lease, Queue
+from spark_mq import Queue
 from spark_mq.testing import ManualClock, memory_queue
 
 BUSY = "last_attempt: a message that may end its worker is leased alone"
-
-
-def taken(group: ConsumerGroup, worker: str = "w", count: int = 1) -> Lease:
-    lease = group.lease(worker, max_messages=count)
-    assert lease is not None
-    return lease
 
 
 def test_all_workers_of_a_process_wait_and_the_group_says_why(clock: ManualClock) -> None:
@@ -28,11 +22,11 @@ def test_all_workers_of_a_process_wait_and_the_group_says_why(clock: ManualClock
     queue.publish(["suspect", "suspect"])
     with another_process("killed"):
         for _ in range(2):
-            taken(group)
+            lease(queue, 1)
         clock.advance(61)
         group.expire()
     queue.publish(["c", "d"])
-    last = taken(group)
+    last = lease(queue, 1)
     for handle in (group, again(queue).group()):
         for name in ("w", "other", None):
             assert handle.lease(name) is None
@@ -41,7 +35,7 @@ def test_all_workers_of_a_process_wait_and_the_group_says_why(clock: ManualClock
         assert group.blocked_because == ""
     last.ack()
     assert group.blocked_because == ""
-    assert taken(group, "other").messages[0].delivery_count == 2
+    assert group.lease("other").messages[0].delivery_count == 2
 
 
 def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
@@ -49,7 +43,7 @@ def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
     queue = memory_queue(clock, clock_skew="0s", visibility_timeout="60s", retention="10s")
     queue.publish(["a", "b"])
     group = queue.group()
-    lease = taken(group, "label", 2)
+    mine = group.lease("label", max_messages=2)
     (held,) = group_ledger_of(group).current()
     assert re.fullmatch(r"\w{10}~label", held.worker_id)
     clock.advance(30)
@@ -58,7 +52,7 @@ def test_everybody_sees_only_the_name(clock: ManualClock) -> None:
     clock.advance(31)
     group.expire()
     assert [error.error for error in group.last_errors()] == [
-        f"lease {lease.lease_id} of label expired"
+        f"lease {mine.lease_id} of label expired"
     ]
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,14 @@ def again(queue: Queue, clock: Any = None) -> Queue:
     """
     context = context_of(queue)
     return Queue(open_context(context.path, context.storage_options, clock or context.clock))
+
+
+def contents(folder: Path | str) -> list[tuple[Path, int, int]]:
+    """Every file under a folder, with its size and time: a commit, or a data file left behind,
+    would show.
+    """
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def memory_store() -> ObjectStore:

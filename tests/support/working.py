@@ -30,7 +30,7 @@ def fail(_: object) -> None:
 def counts(queue: Queue) -> dict[str, int]:
     """How many messages are in each state, as another process sees it. Zeros are left out."""
     stats = again(queue).group().ensure().stats()
-    names = ("ready", "delayed", "leased", "dead", "acked")
+    names = ("ready", "delayed", "leased", "dead", "blocked", "acked", "dropped")
     return {name: value for name in names if (value := getattr(stats, name))}
 
 

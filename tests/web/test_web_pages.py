@@ -16,6 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 from support.approved import SHORT_SPANS, assert_approved, without_what_varies
 from support.forms import after_a_visit, client_of, crawl
+from support.handles import contents
 from support.readable_html import readable_html
 from support.stocked_queue import sequence_of
 from support.working import leave_heartbeat
@@ -480,15 +481,11 @@ def test_values_are_escaped_on_every_page(visit: Visit, queue: Queue) -> None:
 
 
 def test_looking_changes_no_file(visit: Visit, queue: Queue) -> None:
-    def files() -> Any:
-        found = sorted(path for path in Path(queue.path).rglob("*") if path.is_file())
-        return [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in found]
-
-    before, client = files(), visit(allow_changes=True)
+    before, client = contents(queue.path), visit(allow_changes=True)
     assert len(dict(crawl(client))) > 30
     for address in ("/metrics", "/healthz", "/letters/orders?find=1", "/change/orders?do=sweep"):
         assert client.get(address).status_code == 200
-    assert files() == before
+    assert contents(queue.path) == before
 
 
 def test_a_queue_that_was_made_again_is_opened_again(visit: Visit, queue: Queue) -> None:
