@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.handles import again, lease, leased
+from support.handles import lease, leased
 from support.queues import Make
 from support.tables import ledgers_of
 
@@ -146,31 +146,3 @@ def test_a_message_that_only_another_process_knows_is_unread(delta_queue: Make, 
     (later,) = other.publish("b").sequences
     with pytest.raises(LeaseLost, match="unread"):
         getattr(held, verb)(sequences=[later])
-
-
-@pytest.mark.parametrize("looked", ["nobody", "a sweep", "a lease", "a sweep before that"])
-@pytest.mark.parametrize("verb", ["ack", "reject", "nack", "release", "extend"])
-@pytest.mark.parametrize("whole", [True, False], ids=["whole", "named"])
-def test_a_late_settle_of_an_expired_message_does_the_same_whoever_looked_before(
-    make: Make, clock: ManualClock, verb: str, looked: str, whole: bool
-) -> None:
-    """Its lease and then its time to live have ended."""
-    queue = make(visibility_timeout="10s", clock_skew=0)
-    held = leased(queue, Message("a", expires_at="20s"), "b", count=1)
-    if looked == "a sweep before that":
-        clock.advance("15s")
-        again(queue).sweep()
-    clock.advance("30s")
-    if looked == "a sweep":
-        again(queue).sweep()
-    if looked == "a lease":
-        assert [m.value for m in lease(again(queue)).messages] == [b"b"]
-    named = {} if whole else {"sequences": [held.messages[0].sequence]}
-    if whole and verb == "extend":
-        with pytest.raises(LeaseLost):
-            held.extend()
-    else:
-        assert getattr(held, verb)(**named) == SettleResult(0, already_settled=1)
-    again(queue).sweep()
-    stats = queue.group().stats()
-    assert (stats.expired, stats.acked, stats.dead) == (1, 0, 0)

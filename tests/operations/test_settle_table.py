@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from support.handles import archive, lease
+from support.having import having
 from support.tables import group_ledger_of
 
-from spark_mq import Lease, Queue, SettleResult
+from spark_mq import Lease, Message, Queue, SettleResult
 from spark_mq.errors import LeaseLost
 from spark_mq.testing import ManualClock
 
@@ -88,12 +89,17 @@ TABLE: dict[str, tuple[str, Callable[[Case], object]]] = {
     "given back": ("lost given back", lambda case: by_id(case, "nack")),
     "dead": ("lost dead: rejected", lambda case: by_id(case, "reject")),
     "blocked": ("lost blocked: max_failures", block),
+    "expired": ("already 1", lambda case: case.clock.advance("2h")),
+    "expired after its deadline": (
+        "already 1",
+        lambda case: (case.expire(), case.clock.advance("2h")),
+    ),
 }
 
 
 @pytest.fixture
 def case(queue: Queue, clock: ManualClock) -> Case:
-    receipt = queue.publish(["0", "1", "2"])
+    receipt = queue.publish(["0", Message("1", expires_at="1h"), "2"])
     leases = [lease(queue, 1) for _ in range(3)]
     return Case(queue, clock, leases, list(receipt.sequences))
 
@@ -140,6 +146,9 @@ def test_a_settle(case: Case, state: str, verb: str, way: str) -> None:
     TABLE[state][1](case)
     expected, (before, *_) = expected_of(state, verb, way), case.ranges() or [None]
     check(expected, lambda: WAYS[way](case, verb), case.sequence)
+    if state.startswith("expired"):  # by its time to live
+        case.queue.sweep()
+        assert case.queue.group().stats() == having(expired=1, acked=0, dead=0)
     if expected != "settled 1":
         return
     ranges = case.ranges()

@@ -444,6 +444,7 @@ def test_a_printed_report_shows_ten_shapes_of_errors(shapes: int, more: list[str
 
     lines = str(replay(queue, handler)).splitlines()
     assert [line for line in lines if "more shape" in line] == more
+    assert sum("(such as " in line for line in lines) == 10
 
 
 def test_the_report_in_a_notebook_escapes_errors() -> None:
