@@ -6,11 +6,13 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.handles import until
 from support.harness import Stream, make_queue
+from support.limits import Limits
+from support.marks import slow
 
 from spark_mq.spark import SparkMQListener, StreamProgress
 
@@ -21,9 +23,18 @@ def read(batch: Any, _: Any) -> None:
     batch.collect()  # Spark counts only rows that are read
 
 
+@pytest.mark.parametrize(("reader", "by_spark_itself"), [("python", 5), slow("spark", 0)])
 def test_a_stream_is_seen_by_its_listener_and_in_its_spans(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
+    *,
+    reader: Literal["python", "spark"],
+    by_spark_itself: int,
 ) -> None:
+    """Spark counts no rows of its own Parquet reader, so the listener does."""
+    limits(plan_bytes=1)  # Spark also reads the few bytes of a test
     sdk = otel.set_up_sdk(monkeypatch)
     queue = make_queue(tmp_path / "orders")
     queue.publish([str(n) for n in range(5)])
@@ -32,10 +43,11 @@ def test_a_stream_is_seen_by_its_listener_and_in_its_spans(
     listener = SparkMQListener(seen.append)
     spark.streams.addListener(listener)
     try:
-        stream.run(stream.group.for_each_batch(read))
+        query = stream.run(stream.group.for_each_batch(read, reader=reader))
         until(lambda: sum(one.input_rows for one in seen) == 5, "the listener has both batches")
     finally:
         spark.streams.removeListener(listener)
+    assert sum(one.numInputRows for one in query.recentProgress) == by_spark_itself
     first = seen[0]
     assert (first.queue, first.group, first.ready) == (queue.path, "g", 5)
     assert first.oldest_unsettled_age is not None

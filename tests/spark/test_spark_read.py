@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from both_readers import read_twice
 from pyspark.errors import StreamingQueryException
 from support.harness import (
     Stream,
@@ -21,27 +22,10 @@ from support.harness import (
 )
 from support.limits import Limits
 from support.marks import slow
-from support.spark_session import is_read_by_spark
 from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import CorruptLog
-
-
-def both(
-    stream: Stream, by_spark: bool = True, **options: Any
-) -> list[tuple[list[Any], list[Any]]]:
-    """The rows of each batch, by Python and by Spark, with all their columns."""
-    seen: list[tuple[list[Any], list[Any]]] = []
-
-    def process(batch: Any, lease: Any) -> None:
-        mine = lease.read()
-        assert mine.schema.simpleString() == batch.schema.simpleString()
-        assert is_read_by_spark(mine) == by_spark
-        seen.append((batch.orderBy("sequence").collect(), mine.orderBy("sequence").collect()))
-
-    stream.run(stream.group.for_each_batch(process, on_error="raise", **options))
-    return seen
 
 
 def foreign(queue: Queue, name: str, texts: list[str]) -> None:
@@ -64,30 +48,13 @@ def test_it_gives_the_rows_that_the_batch_gives(spark: Any, tmp_path: Path) -> N
     first = stream.group.lease("other", max_messages=305)
     first.nack([m.sequence for m in first.messages[::7]], error='it\'s "bad"\n')
     first.release()
-    batches = both(stream)
+    batches = read_twice(stream, by_spark=True, read=True)
     assert len(batches) > 1
-    for through_python, by_spark in batches:
-        assert by_spark == through_python
-    rows = [row for rows, _ in batches for row in rows]
+    rows = [row for batch in batches for row in batch]
     assert len(rows) == 305
     assert {row.delivery_count for row in rows} == {1, 2}
     assert {row.error for row in rows} == {None, 'it\'s "bad"\n'}
     assert stream.group.stats().acked == 305
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [[20, 20], [15, 15, 10]])
-def test_a_lease_of_unread_messages_from_several_files_gives_each_its_own_place(
-    stream: Stream, queue: Queue, sizes: list[int]
-) -> None:
-    """Of whole files, and of one that two leases share."""
-    for _ in range(4):
-        queue.publish(numbered(10))
-    stream.options["maxMessagesPerTrigger"] = str(sizes[0])
-    batches = both(stream)
-    assert [len(by_spark) for _, by_spark in batches] == sizes
-    for through_python, by_spark in batches:
-        assert by_spark == through_python
 
 
 @pytest.mark.slow
@@ -114,9 +81,8 @@ def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(
 @pytest.mark.slow
 def test_with_ack_first_it_gives_what_has_been_acked(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(5))
-    ((through_python, by_spark),) = both(stream, ack="on_receive")
-    assert by_spark == through_python
-    assert len(by_spark) == stream.group.stats().acked == 5
+    (rows,) = read_twice(stream, by_spark=True, read=True, ack="on_receive")
+    assert len(rows) == stream.group.stats().acked == 5
 
 
 @pytest.mark.slow
@@ -135,9 +101,8 @@ def test_files_that_spark_would_tell_by_other_names_are_read_through_python(
     for at, name in enumerate(names):
         Path(messages_of(queue).path, name).parent.mkdir(exist_ok=True)
         foreign(queue, name, numbered(6)[3 * at : 3 * at + 3])
-    ((through_python, by_spark),) = both(stream, by_spark=False)
-    assert by_spark == through_python
-    assert len(by_spark) == 3 * len(names)
+    (rows,) = read_twice(stream, by_spark=False, read=True)
+    assert len(rows) == 3 * len(names)
 
 
 @pytest.mark.slow
@@ -150,9 +115,8 @@ def test_a_lease_in_very_many_pieces_is_read_through_python(
     taken.nack([m.sequence for m in taken.messages[::2]])
     taken.ack()
     limits(**{limit: 9})
-    ((through_python, by_spark),) = both(stream, by_spark=False)
-    assert by_spark == through_python
-    assert len(by_spark) == 10
+    (rows,) = read_twice(stream, by_spark=False, read=True)
+    assert len(rows) == 10
 
 
 @pytest.mark.parametrize("damage", ["missing", slow("shorter")])

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from both_readers import read_twice
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
-from support.handles import until
 from support.harness import (
     Stream,
     add_foreign_file,
@@ -31,34 +31,13 @@ from support.tables import messages_of
 
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption
-from spark_mq.spark import SparkMQListener, StreamProgress, lease_frame, private_spark
+from spark_mq.spark import lease_frame, private_spark
 
 
 @pytest.fixture(autouse=True)
 def small_batches_count(limits: Limits) -> None:
     """Spark also reads the few bytes of a test."""
     limits(plan_bytes=1)
-
-
-class Both:
-    """Collects each batch as ``process`` gets it, and as the source's own tasks give it."""
-
-    def __init__(self, stream: Stream, **options: Any) -> None:
-        self.by_spark: list[bool] = []
-        self.batches: list[list[Any]] = []
-        self.through_python: list[list[Any]] = []
-        self._own: Any = None
-        self._each = stream.group.for_each_batch(self._process, on_error="raise", **options)
-
-    def __call__(self, batch: Any, batch_id: int) -> None:
-        self._own = batch
-        self._each(batch, batch_id)
-
-    def _process(self, batch: Any, lease: Any) -> None:
-        assert batch.schema == self._own.schema
-        self.by_spark.append(is_read_by_spark(batch))
-        self.batches.append(batch.collect())
-        self.through_python.append(self._own.collect())
 
 
 def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_source(
@@ -69,11 +48,8 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
     for size in (5, 50, 20):
         queue.publish([Message(text * 200, key=text) for text in numbered(size)])
     stream.options["maxMessagesPerTrigger"] = "60"
-    both = Both(stream)
-    stream.run(both)
-    assert both.by_spark == [True, True]
-    assert both.batches == both.through_python
-    sequences = [row.sequence for rows in both.batches for row in rows]
+    first, second = read_twice(stream, by_spark=True)
+    sequences = [row.sequence for row in first + second]
     assert sequences == sorted(sequences)
     assert stream.group.stats().acked == 77
 
@@ -81,29 +57,9 @@ def test_the_batch_is_read_by_spark_with_the_rows_and_types_and_order_of_the_sou
 @pytest.mark.parametrize("ack", [slow("on_success"), slow("on_receive"), "manual"])
 def test_each_ack_policy_hands_over_the_same_rows(stream: Stream, queue: Queue, ack: str) -> None:
     queue.publish(numbered(6))
-    both = Both(stream, ack=ack)
-    stream.run(both)
-    assert both.by_spark == [True]
-    assert both.batches == both.through_python
+    read_twice(stream, by_spark=True, ack=ack)
     stats = stream.group.stats()
     assert (stats.acked, stats.leased) == ((0, 6) if ack == "manual" else (6, 0))
-
-
-@pytest.mark.slow
-def test_redelivered_rows_have_their_counts_and_order(stream: Stream, queue: Queue) -> None:
-    for _ in range(2):
-        queue.publish(numbered(20))
-    taken = stream.group.lease("other", max_messages=40)
-    taken.nack([m.sequence for m in taken.messages[::3]], error="again")
-    taken.release()
-    both = Both(stream)
-    stream.run(both)
-    assert all(both.by_spark)
-    assert both.batches == both.through_python
-    rows = [row for batch in both.batches for row in batch]
-    assert len(rows) == 40
-    assert {row.delivery_count for row in rows} == {1, 2}
-    assert {row.lease_expires_at is None for row in rows} == {False}
 
 
 CHANGED: dict[str, Callable[[Any], Any]] = {
@@ -124,11 +80,8 @@ def test_a_change_between_the_source_and_the_function_stays_in_the_batch(
     stream: Stream, queue: Queue, change: str
 ) -> None:
     queue.publish(numbered(6))
-    both = Both(stream)
-    stream.run(both, frame=CHANGED[change](stream.frame()))
-    assert both.by_spark == [False]
-    assert both.batches == both.through_python
-    assert len(both.batches[0]) == (3 if change == "filter" else 6)
+    (rows,) = read_twice(stream, by_spark=False, frame=CHANGED[change](stream.frame()))
+    assert len(rows) == (3 if change == "filter" else 6)
     assert stream.group.stats().acked == 6
 
 
@@ -146,12 +99,9 @@ PRUNED: dict[str, Callable[[Stream], Any]] = {
 @pytest.mark.parametrize("pruned", slow_but({"schema"}, PRUNED))
 def test_a_choice_of_columns_is_read_by_spark(stream: Stream, queue: Queue, pruned: str) -> None:
     queue.publish(numbered(6))
-    both = Both(stream)
     frame = PRUNED[pruned](stream)
-    stream.run(both, frame=frame)
-    assert both.by_spark == [True]
-    assert both.batches == both.through_python
-    assert list(both.batches[0][0].asDict()) == frame.columns
+    (rows,) = read_twice(stream, by_spark=True, frame=frame)
+    assert list(rows[0].asDict()) == frame.columns
 
 
 def test_a_caller_that_changes_the_batch_keeps_its_change(stream: Stream, queue: Queue) -> None:
@@ -169,9 +119,7 @@ def test_a_caller_that_changes_the_batch_keeps_its_change(stream: Stream, queue:
 
 def test_python_reads_the_batch_if_asked_to(stream: Stream, queue: Queue) -> None:
     queue.publish(numbered(3))
-    both = Both(stream, reader="python")
-    stream.run(both)
-    assert both.by_spark == [False]
+    read_twice(stream, by_spark=False, reader="python")
     with pytest.raises(InvalidOption, match="reader"):
         stream.group.for_each_batch(lambda batch, lease: None, reader="rust")
 
@@ -182,14 +130,11 @@ def test_the_source_reads_small_batches_and_those_with_min_partitions(
 ) -> None:
     queue.publish(numbered(6))
     stream.options.update(minPartitions="2", maxMessagesPerTrigger="6")
-    parted = Both(stream)
-    stream.run(parted)
+    read_twice(stream, by_spark=False)
     monkeypatch.undo()
     del stream.options["minPartitions"]
     queue.publish(numbered(6))
-    small = Both(stream)
-    stream.run(small)
-    assert (parted.by_spark, small.by_spark) == ([False], [False])
+    read_twice(stream, by_spark=False)
     assert stream.group.stats().acked == 12
 
 
@@ -204,15 +149,11 @@ def test_a_union_is_read_by_the_source_and_several_queues_by_spark(
     several = Stream(
         spark, queues[0], tmp_path / "several", path=json.dumps([queue.path for queue in queues])
     )
-    as_union = Both(union[0], more_groups=[union[1].group])
-    union[0].run(as_union, frame=union[0].frame().union(union[1].frame()))
-    assert as_union.by_spark == [False]
-    as_list = Both(several, more_groups=[queues[1].group("g")])
-    reader = spark.readStream.format("spark_mq").options(**several.options)
-    several.run(as_list, frame=reader.load())
-    assert all(as_list.by_spark)
-    assert as_list.batches == as_list.through_python
-    seen = {row.queue for rows in as_list.batches for row in rows}
+    frame = union[0].frame().union(union[1].frame())
+    read_twice(union[0], by_spark=False, frame=frame, more_groups=[union[1].group])
+    frame = spark.readStream.format("spark_mq").options(**several.options).load()
+    as_list = read_twice(several, by_spark=True, frame=frame, more_groups=[queues[1].group("g")])
+    seen = {row.queue for rows in as_list for row in rows}
     assert seen == {queue.path for queue in queues}
     assert [queue.group(name).stats().acked for queue in queues for name in "ug"] == [4] * 4
 
@@ -226,10 +167,7 @@ def test_a_file_whose_types_spark_reads_otherwise_is_left_to_the_source(
     times = pa.array([datetime(2024, 1, 1, tzinfo=UTC)] * 2).cast(pa.timestamp(kind))
     rows = pa.table({"value": [b"x", b"y"], "published_at": times})
     add_foreign_file(queue, "foreign.parquet", rows)
-    both = Both(stream)
-    stream.run(both)
-    assert both.by_spark == [False]
-    assert both.batches == both.through_python
+    read_twice(stream, by_spark=False)
     assert stream.group.stats().acked == 2
 
 
@@ -258,32 +196,9 @@ def test_a_store_that_spark_cannot_read_is_read_by_the_source(
     stream.options["maxMessagesPerTrigger"] = "3"
     wrong = {"mode": "no such mode", "basePath": "nowhere://there"}
     monkeypatch.setattr(lease_frame, "_STRICT_READ_OPTIONS", wrong)
-    both = Both(stream)
-    stream.run(both)
-    assert both.by_spark == [False, False]
-    assert both.batches == both.through_python
+    assert len(read_twice(stream, by_spark=False)) == 2
     (warning,) = [one for one in caplog.records if "Spark cannot read" in one.getMessage()]
     assert warning.levelname == "WARNING"
-
-
-@pytest.mark.slow
-def test_the_listener_counts_the_rows_that_spark_reads(
-    spark: Any, stream: Stream, queue: Queue
-) -> None:
-    queue.publish(numbered(7))
-    stream.options["maxMessagesPerTrigger"] = "4"
-    fast: list[bool] = []
-    seen: list[StreamProgress] = []
-    listener = SparkMQListener(seen.append)
-    spark.streams.addListener(listener)
-    try:
-        query = stream.settle_with(lambda batch, lease: fast.append(is_read_by_spark(batch)))
-        until(lambda: len(seen) >= 2, "the listener has both batches")
-    finally:
-        spark.streams.removeListener(listener)
-    assert fast == [True, True]
-    assert [progress.input_rows for progress in seen if progress.input_rows] == [4, 3]
-    assert sum(progress.numInputRows for progress in query.recentProgress) == 0
 
 
 class Renamed:
@@ -312,9 +227,7 @@ def test_other_private_classes_of_spark_cost_speed_and_give_one_warning(
     monkeypatch.setattr(private_spark, "_warned", set())
     known = private_spark.RunningQuery
     monkeypatch.setattr(private_spark, "RunningQuery", lambda query: known(Renamed(query, method)))
-    both = Both(stream)
-    stream.run(both)
-    assert both.batches == both.through_python
+    read_twice(stream, by_spark=None)
     assert stream.group.stats().acked == 6
     (warning,) = [record for record in caplog.records if "private classes" in record.getMessage()]
     assert warning.levelname == "WARNING"
