@@ -280,27 +280,6 @@ def test_an_interrupt_frees_the_locks_of_the_whole_process(name: str) -> None:
         assert not other.is_alive(), line
 
 
-class Interrupted(threading.Event):
-    """SIGTERM comes while the main thread holds this event's lock."""
-
-    sent = False
-
-    def is_set(self) -> bool:
-        if not self.sent and threading.current_thread() is threading.main_thread():
-            self.sent = True
-            with self._cond:  # type: ignore[attr-defined]
-                signal.raise_signal(signal.SIGTERM)
-        return super().is_set()
-
-
-@pytest.mark.timeout(60)
-def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event() -> None:
-    stop = Interrupted()
-    memory_queue().group().work(lambda _: None, mode="batch", stop=stop, poll_interval="1ms")
-    assert stop.sent
-    assert stop.is_set()
-
-
 def test_a_process_goes_on_after_a_block_ended_by_sigterm() -> None:
     """The watchdog of the block must not end it later."""
     gave_up = threading.Event()

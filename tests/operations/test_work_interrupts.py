@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.handles import again, lease, until
+from support.rule_variants import first, rule_variant
 
 from spark_mq import Queue
 
@@ -172,6 +173,21 @@ def test_ignored_interrupts_stay_ignored(queue: Queue) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Looked(terminate, press_ctrl_c).work(queue)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.timeout(60)
+def test_sigterm_ends_a_worker_whose_thread_holds_the_lock_of_its_event(queue: Queue) -> None:
+    events: list[Any] = []
+
+    def terminate_at_first(call: Any) -> None:
+        if not events and threading.current_thread() is threading.main_thread():
+            events.append(call.self)
+            with call.self._cond:
+                terminate()
+
+    with rule_variant("_Stop.is_set", first(terminate_at_first)):
+        queue.group().work(lambda _: None, mode="message")
+    assert events[0].is_set()
 
 
 def test_the_text_names_five_handlers_and_counts_the_rest(
