@@ -45,7 +45,6 @@ def backoff(**given: Any) -> StoreOptions:
 
 MAPPINGS = [
     ("s3", "AWS_ACCESS_KEY_ID", "k", config(access_key_id="k")),
-    ("s3", "AWS_SESSION_TOKEN", "t", config(session_token="t")),
     ("s3", "aws_token", "t", config(session_token="t")),
     ("s3", "AWS_ENDPOINT_URL", "http://h", config(endpoint="http://h")),
     ("s3", "aws_conditional_put", "etag", config(conditional_put="etag")),
@@ -63,12 +62,9 @@ MAPPINGS = [
     ("s3", "max_backoff", "1.5 seconds", backoff(max_backoff=timedelta(seconds=1.5))),
     ("s3", "backoff_config.base", "3", backoff(base=3.0)),
     ("s3", "AWS_S3_ALLOW_UNSAFE_RENAME", "true", IGNORED),
-    ("s3", "AWS_S3_LOCKING_PROVIDER", "dynamodb", IGNORED),
-    ("s3", "OBJECT_STORE_CONCURRENCY_LIMIT", "10", IGNORED),
     ("s3", "aws_bucket", "another", IGNORED),
     ("abfs", "azure_storage_access_key", "k", config(account_key="k")),
     ("adl", "AZURE_STORAGE_SAS_TOKEN", "s", config(sas_key="s")),
-    ("azure", "azure_client_secret", "s", config(client_secret="s")),
     ("az", "azure_identity_endpoint", "e", config(msi_endpoint="e")),
     ("az", "AZURE_ALLOW_HTTP", "yes", client(allow_http="true")),
     ("az", "AWS_ACCESS_KEY_ID", "k", IGNORED),

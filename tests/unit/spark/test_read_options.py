@@ -67,7 +67,6 @@ def test_a_path_that_nobody_means_is_refused(path: str) -> None:
         # Spark gives an owner only to a table of its catalog, which it could not read.
         ({"Owner": "me"}, ["CREATE TABLE", "Use CREATE TEMPORARY VIEW orders USING spark_mq"]),
         ({"lanes": "64"}, ["option 'lanes'", "Queue.create(path, lanes=64)"]),
-        ({"order": "key"}, ["option 'order'", "group.configure(order='key')"]),
         ({"visibilityTimeout": "soon"}, ["visibilityTimeout='soon'", "'30s'"]),
         ({"visibilityTimeout": "1ms"}, ["visibilityTimeout='1ms' is too short: give 1s or more"]),
         ({"maxLeaseDuration": "1ms"}, ["maxLeaseDuration='1ms' is too short: give 1s or more"]),
@@ -87,8 +86,6 @@ def test_a_path_that_nobody_means_is_refused(path: str) -> None:
         ({"path": "[1]"}, ["path='[1]' is not a list of paths"]),
         ({"path": '["a"'}, ["is not a list of paths"]),
         ({"createGroup": "no"}, ["createGroup='no'", "true, false"]),
-        ({"failOnDataLoss": "perhaps"}, ["failOnDataLoss='perhaps'", "true, false"]),
-        ({"outcomes": "yes", "consumerGroup": "g"}, ["outcomes='yes' is not valid: use one of"]),
         ({"outcomes": "true"}, ["name it by the option consumerGroup"]),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
