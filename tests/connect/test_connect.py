@@ -19,12 +19,10 @@ from support.handles import take_all, until
 from support.harness import (
     Stream,
     copy_checkpoint,
-    forget_last_commit,
     look,
     make_queue,
     numbered,
     publish,
-    publish_stream,
 )
 from support.tables import group_ledger_of, messages_of
 
@@ -287,23 +285,6 @@ def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_reported
     until(lambda: not query.isActive, "the woken query ended")
     assert "StreamFenced" in str(query.exception())
     assert group_ledger_of(stream.group).current().ranges.equals(before)
-
-
-@pytest.mark.slow
-def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
-    spark: Any, stream: Stream, queue: Queue, tmp_path: Path
-) -> None:
-    target = make_queue(tmp_path / "target")
-    queue.publish(numbered(ROWS))
-
-    def move() -> None:
-        publish_stream(stream.frame().select("value"), target.path, stream.checkpoint)
-
-    move()
-    forget_last_commit(stream.checkpoint)
-    queue.publish(["more"])
-    move()
-    assert published(target) == [*numbered(ROWS), "more"]
 
 
 @pytest.mark.parametrize(
