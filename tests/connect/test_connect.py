@@ -153,27 +153,6 @@ def test_what_a_function_sets_in_its_session_is_there_in_the_next_batch(
     assert (stream.group.stats().acked, stream.group.stats().dead) == (ROWS - 2, 2)
 
 
-@pytest.mark.parametrize(
-    ("on_error", "left"),
-    [("nack", (ROWS, 0, 0)), ("reject", (0, ROWS, 0)), ("raise", (0, 0, ROWS))],
-)
-def test_an_exception_settles_the_batch_as_asked(
-    stream: Stream, queue: Queue, on_error: str, left: tuple[int, int, int]
-) -> None:
-    queue.publish(numbered(ROWS))
-
-    def process(batch: Any, lease: Any) -> None:
-        raise ValueError("boom")
-
-    if on_error == "raise":
-        with pytest.raises(StreamingQueryException, match="boom"):
-            stream.settle_with(process, on_error=on_error)
-    else:
-        stream.settle_with(process, on_error=on_error)
-    stats = stream.group.stats()
-    assert (stats.ready, stats.dead, stats.leased) == left
-
-
 @pytest.mark.slow
 def test_a_batch_of_which_no_row_comes_is_left_to_the_commit(
     stream: Stream, queue: Queue, tmp_path: Path
