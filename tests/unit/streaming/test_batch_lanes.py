@@ -162,13 +162,3 @@ def test_a_blocked_message_stops_only_its_key_in_a_stream(queue: Queue) -> None:
     assert rest == sorted(rest)
     assert rest[0] == first
     assert len(rest) == 3
-
-
-def test_a_replay_has_the_lanes_too(queue: Queue) -> None:
-    queue.group("g").configure(order="key")
-    published(queue, 1)
-    dead = Runner(queue)
-    plan = dead.begun()
-    again = Runner(queue, dead.checkpoint).batch()
-    assert sequences(again) == sequences(plan)
-    assert again.lane_runs == plan.lane_runs != ()
