@@ -8,7 +8,7 @@ import pytest
 from support.having import having
 from support.working import fail
 
-from spark_mq import Lease, Queue, ReceivedMessage, Retry
+from spark_mq import Lease, Queue
 
 
 @pytest.mark.parametrize(("mode", "failed"), [("batch", 1), ("message", 2)])
@@ -33,15 +33,3 @@ def test_verdicts_go_before_and_a_returned_failure_is_acked(queue: Queue) -> Non
 
     queue.group().work(handle, mode="batch", on_error="ack", max_messages=3, until="empty")
     assert queue.group().stats() == having(dead=1, acked=2)
-
-
-def test_a_decision_goes_before(queue: Queue) -> None:
-    queue.publish(["later", "bad"])
-
-    def handle(message: ReceivedMessage) -> None:
-        if message.text == "later":
-            raise Retry(delay="1h")
-        raise ValueError("boom")
-
-    queue.group().work(handle, mode="message", on_error="ack", until="empty")
-    assert queue.group().stats() == having(delayed=1, acked=1)

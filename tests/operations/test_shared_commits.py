@@ -134,34 +134,21 @@ def test_a_broken_ledger_fails_only_its_own_group(delta_queue: Make, limits: Lim
     assert first_error is not second_error, "threads add to the traceback of what they raise"
 
 
-def test_a_change_by_a_person_is_a_commit_of_its_own(queue: Queue) -> None:
-    """Traces would name the person for what other threads did in the same commit."""
-    (sequence,) = queue.publish("a").sequences
+def test_changes_by_a_person_and_of_single_messages_are_commits_of_their_own(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traces would show the person, and the reason, for what other threads did beside them."""
+    first, second = queue.publish(["a", "b"]).sequences
     queue.group().ensure()
     before = version(queue)
     with piled_up(queue) as submit:
         asked = submit(queue.group().lease, "w")
         queue.group().configure(max_in_flight=9)
-    assert asked.result(30).worker_id == "w"
-    assert operations(queue, before) == ["configure", "lease"]
-    assert [(event.event, event.user) for event in queue.trace(sequence).events] == [
-        ("leased", None)
-    ]
-
-
-def test_a_change_of_single_messages_is_a_commit_of_its_own_even_without_a_name(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its reason is in the note of the commit, which traces show for all of its events."""
-    first, second = queue.publish(["a", "b"]).sequences
-    queue.group().ensure()
-    before = version(queue)
-    monkeypatch.setattr("spark_mq.operations.committer.current_user", lambda: None)
-    with piled_up(queue) as submit:
-        asked = submit(queue.group().lease, "w")
+        monkeypatch.setattr("spark_mq.operations.committer.current_user", lambda: None)
         assert queue.group().discard([second], reason="a mistake") == 1
     assert [m.sequence for m in asked.result(30).messages] == [first]
-    assert operations(queue, before) == ["discard", "lease"]
+    assert operations(queue, before) == ["configure", "discard", "lease"]
+    assert [(event.event, event.user) for event in queue.trace(first).events] == [("leased", None)]
 
 
 def test_settles_come_before_leases(make: Make) -> None:

@@ -162,7 +162,7 @@ DECISIONS: dict[str, tuple[Callable[[], Any], str, object]] = {
 
 
 @pytest.mark.parametrize("name", DECISIONS)
-@pytest.mark.parametrize("how", ["returned", "raised", "by a coroutine"])
+@pytest.mark.parametrize("how", ["returned", "raised", "raised despite ack", "by a coroutine"])
 def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) -> None:
     make, counted, left = DECISIONS[name]
     queue.publish("a")
@@ -170,7 +170,7 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
 
     def handle(_: ReceivedMessage) -> Any:
         stop.set()
-        if how == "raised":
+        if how.startswith("raised"):
             raise make()
         return make()
 
@@ -178,7 +178,9 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
         await asyncio.sleep(0)
         return handle(message)
 
-    summary = drain(queue, handle_in_a_loop if how == "by a coroutine" else handle, stop=stop)
+    handler = handle_in_a_loop if how == "by a coroutine" else handle
+    on_error = "ack" if how == "raised despite ack" else "nack"
+    summary = drain(queue, handler, stop=stop, on_error=on_error)
     ends = {"acked": 0, "rejected": 0, "nacked": 0, "released": 0, counted: 1}
     assert summary == having(**ends, settled=int(counted == "rejected"))
     assert queue.group().peek() == [left]
