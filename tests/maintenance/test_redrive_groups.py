@@ -163,21 +163,6 @@ def test_a_group_that_is_dropped_during_a_redrive_loses_no_letter(
     assert get(queue, "lake") == (["a", "b"] if all_groups else [])
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("all_groups", [False, True])
-def test_killed_at_any_step_it_goes_to_the_same_groups(
-    make: Make, at: int, when: str, all_groups: bool
-) -> None:
-    """Another process finishes it."""
-    queue = with_letters(make())
-    die_in_a_redrive(queue, at, when, to_all_groups=all_groups)
-    again(queue).redrive()
-    begun = (at, when) != (1, "before")
-    assert get(queue, "mail") == ["a", "b"]
-    assert get(queue, "lake") == (["a", "b"] if all_groups and begun else [])
-
-
 @pytest.mark.parametrize("all_groups", [False, True])
 @pytest.mark.parametrize("transform", [None, "value"])
 def test_a_recovery_publishes_what_was_lost_to_the_same_groups(
