@@ -68,19 +68,22 @@ def test_a_delay_is_rounded_up_to_a_second_never_down(queue: Queue, clock: Manua
     assert values(queue) == ["x"]
 
 
-def test_a_time_may_be_reported_from_now(queue: Queue, clock: ManualClock) -> None:
-    in_5, in_10 = timedelta(seconds=5), timedelta(seconds=10)
+def test_a_time_is_a_number_a_text_or_a_timedelta_from_now(
+    queue: Queue, clock: ManualClock
+) -> None:
     queue.publish(
         [
-            Message("a", deliver_at=in_5),
-            Message("short", deliver_at=0, expires_at=in_5),
+            Message("a", deliver_at=5),
+            Message("short", deliver_at=0, expires_at="5s"),
             Message("b"),
         ],
-        deliver_at=in_10,
+        deliver_at=timedelta(seconds=10),
     )
     with queue.publisher(linger="1h") as publisher:
-        publisher.publish(Message("c", deliver_at=in_10))
-        clock.advance(5)  # from when it was handed in, not from when it is committed
+        publisher.publish(Message("c", deliver_at="10s"))
+        clock.advance(4)
+        assert queue.group().ensure().stats().ready == 1, "the short one"
+        clock.advance(1)  # from when it was handed in, not from when it is committed
     assert values(queue, auto_ack=True) == ["a"]
     clock.advance(5)
     assert values(queue) == ["b", "c"]
