@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.marks import slow
+from support.rule_variants import Variant, returns, rule_variant, then
 from support.sinks import SCHEMA, make_sink, values
 
 from spark_mq import Message
@@ -260,11 +261,39 @@ class Machine(RuleBasedStateMachine):
             assert self.acked <= there.keys(), "the sink lacks what was acked"
 
 
+def run(mix: frozenset[str], folder: Path, examples: int, **more: Any) -> None:
+    given = settings(
+        max_examples=examples, stateful_step_count=25, deadline=None, database=None, **more
+    )
+    run_state_machine_as_test(lambda: Machine(mix, folder), settings=given)
+
+
 @pytest.mark.parametrize("examples", [4, slow(60)])
 @pytest.mark.parametrize("mix", MIXES, ids=show_mix)
 def test_settings_go_together(mix: frozenset[str], examples: int, tmp_path: Path) -> None:
-    given = settings(max_examples=examples, stateful_step_count=25, deadline=None, database=None)
-    run_state_machine_as_test(lambda: Machine(mix, tmp_path), settings=given)
+    run(mix, tmp_path, examples)
+
+
+MUTANTS: list[tuple[str, str, Variant]] = [
+    ("order", "held_lanes", returns(0)),
+    ("filter", "WalkFilter.skip", returns(None)),
+    ("sink", "DeltaSink._has", returns(False)),
+    ("ttl", "schedule:_none_expired", returns(True)),
+    ("delay", "is_late", returns(True)),
+    ("latest wins", "MessageIndex.replaced_after", returns({})),
+    ("limit", "leased", then(lambda after, a: after._replace(delivery_count=1))),
+]
+"""A wrong version of a rule, and a setting of the mix that comes to a wrong state with it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("feature", "name", "variant"), MUTANTS, ids=[m[1] for m in MUTANTS])
+def test_a_wrong_rule_shows_through_the_public_api(
+    feature: str, name: str, variant: Variant, tmp_path: Path
+) -> None:
+    mix = next(mix for mix in MIXES if feature in mix)
+    with rule_variant(name, variant), pytest.raises(AssertionError):
+        run(mix, tmp_path, 100, phases=[Phase.generate], derandomize=True)
 
 
 def test_each_pair_of_settings_occurs_together_in_some_run() -> None:
