@@ -10,16 +10,17 @@ from typing import Any, Literal
 
 import fastavro
 import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, UninterpretedOption
+from google.protobuf.type_pb2 import Type
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
-from support.formats import ORDER, order_class
+from support.formats import ORDER
 
 from spark_mq import Message
 from spark_mq.errors import InvalidOption, InvalidPayload
 from spark_mq.integrations.formats import Avro, Json, Protobuf, Pydantic
 
-Order = order_class()
 PARSED = fastavro.parse_schema(ORDER)
 LONGS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(codec="utf-8"))
@@ -66,7 +67,7 @@ def test_models_come_back(number: int, kind: Any, to: str | None) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_value_or_invalid_payload(payload: bytes) -> None:
-    formats: list[Any] = [Json(), Pydantic(Customer), Avro(ORDER), Protobuf(Order)]
+    formats: list[Any] = [Json(), Pydantic(Customer), Avro(ORDER), Protobuf(Type)]
     for format_ in formats:
         try:
             value = format_.decode(payload)
@@ -145,11 +146,10 @@ def test_deep_protobuf_and_json_are_invalid() -> None:
     for _ in range(200):
         size = len(deep)
         length = bytes([size & 0x7F | 0x80, size >> 7]) if size > 0x7F else bytes([size])
-        deep = b"\x0a" + length + deep
-    with pytest.raises(
-        InvalidPayload, match=r"not valid Protobuf for shop\.Tree: the bytes are damaged"
-    ):
-        Protobuf(order_class("shop.Tree")).decode(deep)
+        deep = b"\x1a" + length + deep
+    damaged = r"not valid Protobuf for google\.protobuf\.DescriptorProto: the bytes are damaged"
+    with pytest.raises(InvalidPayload, match=damaged):
+        Protobuf(DescriptorProto).decode(deep)
     for one in (Json(), Pydantic(list[Any])):
         with pytest.raises(InvalidPayload):
             one.decode(b"[" * 100_000)
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_before_the_publish() -> None:
         (Avro('"int"'), 2**40, "the value is not of type int"),
         (Pydantic(Customer), {"id": "secret"}, r"does not fit Customer: \$.id: int_parsing"),
         (Pydantic(Customer), Customer.model_construct(id="secret"), "has no JSON form as Customer"),
-        (Protobuf(Order), {"id": 1}, "a value of type dict is not of type shop.Order"),
+        (Protobuf(Type), {"id": 1}, "a value of type dict is not of type google.protobuf.Type"),
         (Json(), {1, 2}, "has no JSON form"),
         (Json(), "\ud800", "no UTF-8 form"),
     ]
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused_before_the_publish() -> None:
             one.encode(value)
         assert caught.value.data["option"] == "value"
         assert "secret" not in str(caught.value)
-    for one in (Order, "avro", Json, None):
+    for one in (Type, "avro", Json, None):
         with pytest.raises(InvalidOption, match="cannot encode and decode"):
             Message.encode(1, one)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="is not the class of a Protobuf message"):
@@ -203,8 +203,6 @@ def test_what_does_not_fit_is_refused_before_the_publish() -> None:
 
 
 def test_required_fields_of_protobuf_are_checked() -> None:
-    from google.protobuf.descriptor_pb2 import UninterpretedOption
-
     part = UninterpretedOption.NamePart
     assert Protobuf(part).decode(b"\x0a\x01a\x10\x01").name_part == "a"
     with pytest.raises(InvalidPayload, match="required fields are missing"):
