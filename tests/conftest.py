@@ -1,4 +1,4 @@
-"""Options, what runs without them, profiles of Hypothesis, the time of the daily tests.
+"""Options, what runs without them, and profiles of Hypothesis.
 
 ``-m "not slow"`` runs the daily tests, with the Hypothesis profile ``daily``.
 ``HYPOTHESIS_PROFILE=long`` looks for minutes.
@@ -53,11 +53,6 @@ ON_SPARK = ("cluster", "connect", "jobs", "notebooks", "pipelines", "spark")
 MAY_NEED_SPARK = {*ON_SPARK, *OPTIONAL, "docs", "stores"}
 """The folders in which the Makefile looks for tests that need Spark."""
 
-DAILY_BUDGET = 300
-"""Seconds that the daily tests of one process may take on an idle machine with 2 cores."""
-DAILY_LIMIT = 5
-"""Seconds above which a daily test is named as a candidate for the marker ``slow``."""
-
 MEMORY = Path("/dev/shm")
 """A folder in memory, where the daily tests keep their files. The others use a disk."""
 MEMORY_BYTES = 4 << 30
@@ -107,29 +102,6 @@ def _is_daily(config: pytest.Config) -> bool:
         config.getoption(name) for name in ("--store", *(f"--{folder}" for folder in OPTIONAL))
     )
     return "not slow" in config.option.markexpr and not elsewhere
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Print how long the daily tests took, and which of them took long."""
-    if not _is_daily(config):
-        return
-    reports = [
-        report
-        for listed in terminalreporter.stats.values()
-        for report in listed
-        if isinstance(report, pytest.TestReport)
-    ]
-    total = sum(report.duration for report in reports)
-    terminalreporter.write_line(
-        f"daily tests: {total:.0f} s; at most {DAILY_BUDGET} s on an idle machine"
-    )
-    for report in reports:
-        if report.when == "call" and report.duration > DAILY_LIMIT:
-            terminalreporter.write_line(
-                f"  {report.duration:.0f} s, shorten it or mark it slow: {report.nodeid}"
-            )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
