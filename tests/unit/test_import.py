@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -13,22 +16,6 @@ from support.commands import run_program
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 0.3
-EXTRAS = (
-    "airflow",
-    "pyspark",
-    "delta",
-    "typer",
-    "rich",
-    "matplotlib",
-    "pytest",
-    "prometheus_client",
-    "opentelemetry",
-    "fastavro",
-    "google.protobuf",
-    "pydantic",
-    "cloudevents",
-    "duckdb",
-)
 
 
 def run(program: str) -> str:
@@ -109,8 +96,21 @@ def test_without_zones_of_the_machine_the_package_brings_them(tmp_path: Path, hi
     assert (printed.strip() == "UTC") is not hidden
 
 
+def extras() -> list[str]:
+    """The packages to import that the extras install, and those that only tests need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = str(project["optional-dependencies"])
+    names = {*re.findall(r"[\w-]+", wanted), "pytest", "prometheus-client"}
+    return [
+        package
+        for package, of in packages_distributions().items()
+        if names & {name.replace("_", "-") for name in of}
+    ]
+
+
 def test_the_package_needs_no_extra() -> None:
-    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in EXTRAS)
+    assert {"typer", "prometheus_client"} <= {*extras()}
+    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in extras())
     program = (
         f"import sys; {hidden}; import spark_mq; [getattr(spark_mq, n) for n in dir(spark_mq)]"
     )
