@@ -209,7 +209,7 @@ def test_a_sleeper_writes_nothing_although_its_message_was_settled_by_an_earlier
     finder.ack()
     die(begin(group, "b"), clock)
     relay(group)  # fences the write of the lease before it
-    with pytest.raises(errors.LeaseLost, match="another worker has"):
+    with pytest.raises(errors.LeaseLost, match=f"{sink}: another worker has"):
         append(sleeper)
     assert values(sink) == ["a", "b"]
 
@@ -368,7 +368,7 @@ def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
     append(take(group, 1))
     old = take(group, 1)
     make_again(sink)
-    with refused("than when it was set"):
+    with refused(f"sink='{sink}' cannot be used: it is another"):
         append(old)
     elsewhere = Queue.open(group._context.path, clock=clock).group(group.name)
     with refused("than when it was set"):
