@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_mq.delta.backend import FileInfo, FileInfos
-from spark_mq.delta.local_files import LocalBackend, LocalFiles
+from spark_mq.delta.local_files import LocalBackend
 from spark_mq.delta.memory_files import MemoryBackend, is_in_memory
 from spark_mq.delta.remote_files import RemoteBackend
 from spark_mq.delta.storage_options import PROVIDERS, account_name, endpoint_of, is_in_catalog
@@ -25,7 +25,6 @@ from spark_mq.util.validation import short_repr
 
 __all__ = [
     "FileInfo",
-    "LocalFiles",
     "ObjectStore",
     "absolute_path",
     "canonical_path",

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from spark_mq.delta.actions import LOG_FOLDER
-from spark_mq.delta.object_store import LocalFiles, ObjectStore
+from spark_mq.delta.local_files import LocalFiles
+from spark_mq.delta.object_store import ObjectStore
 
 __all__ = ["DISK", "READS", "VERBS", "WRITES", "ByteStore", "Call", "Injected", "Outage",
            "byte_store"]  # fmt: skip
