@@ -75,7 +75,7 @@ daily := and not slow
 side_by_side = $(MAKE) --no-print-directory --jobs=3 --keep-going test-spark $(core_parts)
 
 .PHONY: test
-test: setup ## run the tests of daily work, all but those marked slow: in 4 to 5 minutes on 2 cores
+test: setup ## run the tests of daily work, all but those marked slow: in 3 to 4 minutes on 2 cores
 	@$(side_by_side)
 
 # The suites beside make test, of which make test-all runs the quick parts. Of the others, stores needs Go and npm, web a Chromium,
