@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.blocks import ROOT
 
-pytestmark = pytest.mark.slow  # each change is tried in a process of its own
+pytestmark = pytest.mark.slow  # it copies the code, and runs the copy in a process of its own
 
 FIELD = """    {name}: timedelta = setting(kinds.duration(), "9s", "How long a {owner} naps.")
 

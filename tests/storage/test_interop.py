@@ -90,8 +90,8 @@ def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
 
 
 def test_foreign_writers_publish_while_workers_lease(queue: Queue) -> None:
-    """Tables are optimized and vacuumed all the time. VACUUM of ``messages/`` keeps what it must by
-    itself: its retention is that of the table.
+    """Somebody optimizes and vacuums the tables all the time. The VACUUM of ``messages/`` needs no
+    option to keep what is needed, because the table says how long to keep it.
     """
     wanted, settled, done = 60, [], threading.Event()
 
@@ -112,9 +112,8 @@ def test_foreign_writers_publish_while_workers_lease(queue: Queue) -> None:
     def work(mine: Queue) -> None:
         while not done.is_set():
             if (taken := mine.group().lease("w", max_messages=5, wait=0.2)) is not None:
-                values = [m.text for m in taken.messages]
                 taken.ack()
-                settled.extend(values)
+                settled.extend(message.text for message in taken.messages)
                 if len(settled) >= wanted:
                     done.set()
 

@@ -1,4 +1,4 @@
-"""The Avro schema of an order, and one."""
+"""An Avro schema of orders, and an order."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def extras() -> list[str]:
 
 
 def test_the_package_needs_no_extra() -> None:
-    assert {"typer", "prometheus_client"} <= {*extras()}
     hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in extras())
+    assert all(f"[{name!r}] = None" in hidden for name in ("typer", "prometheus_client"))
     program = (
         f"import sys; {hidden}; import spark_mq; [getattr(spark_mq, n) for n in dir(spark_mq)]"
     )
