@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -288,7 +289,8 @@ class MessageLog:
                 return LogPlan(published.index, covered, agreed, published=published)
             files = DeltaLog(self.files).refresh().files()
         unknown = [file for file in files if not published.knows(file.path)]
-        unknown.sort(key=lambda file: (file.modified, file.path))
+        # They are in the order of their commits, unless another engine wrote the checkpoint.
+        unknown.sort(key=attrgetter("modified"))
         within = sequence(gap[0], 0), sequence(gap[1] + 1, 0) - 1
         return LogPlan(published.index, covered, agreed, within, unknown, published)
 
@@ -331,15 +333,14 @@ class MessageLog:
 
 def _agreed(log: DeltaLog, rows: pa.Table, upto: int) -> int:
     """Return the last version up to which the log and ``commits/`` agree."""
-    agreed, version = upto, upto
-    while version >= 0:
+    agreed = upto
+    for version in reversed(range(upto + 1)):
         try:
             commit = log.read_commit(version)
         except FileNotFoundError:  # cleaned, and all before it
             break
         if not commit_matches(rows, commit):
             agreed = version - 1
-        version -= 1
     return agreed
 
 
