@@ -50,7 +50,7 @@ class Heartbeat:
         cls, name: str, *, began: int, now: int, interval: int, state: str, settled: int = 0
     ) -> Heartbeat:
         """Return what a worker of this process says of itself."""
-        host = printable(socket.gethostname())[:255]
+        host = printable(socket.gethostname())
         return cls(name, host, os.getpid(), _version(), began, now, interval, state, settled)
 
     def is_gone(self, now: int) -> bool:
