@@ -222,16 +222,18 @@ def test_two_sweeps_that_put_files_together_at_once_double_nothing(
     assert DeltaTable(f"{queue.path}/history").to_pyarrow_table().num_rows == len(history(queue))
 
 
-@pytest.mark.parametrize(
-    "given", [{"history_files": 5}, {"history_files": 3, "archive_bytes": 1_000}]
-)
+@pytest.mark.parametrize(("size", "merges"), [(10**6, [12]), (1_800, [4, 4, 4]), (1, [])])
 def test_the_files_of_the_archive_are_put_together(
-    delta_queue: Make, limits: Limits, given: dict[str, float]
+    delta_queue: Make, limits: Limits, size: int, merges: list[int]
 ) -> None:
     """Also if what the first merge writes has more rows than fit in memory: it is a small file."""
-    limits(**given)
     queue = released(delta_queue(), 12, archived_each=True)
-    assert len(history_files(queue)) <= given["history_files"] + 1
+    limits(history_files=3, archive_bytes=size)
+    archive(queue)
+    log = context_of(queue).history.log
+    commits = [one.removes for one in log.commits(0, log.refresh().version) if one.removes]
+    assert [len(removes) for removes in commits] == merges
+    assert not any(file.data_change for removes in commits for file in removes)
     assert len(reported(queue)) == 24
 
 

@@ -28,6 +28,7 @@ from support.rule_variants import rule_variant, then
 from support.tables import add_values, checkpoint, messages_of
 
 from spark_mq import Message, Queue, errors
+from spark_mq.storage.archive_table import Batch
 from spark_mq.testing import ManualClock
 
 
@@ -257,17 +258,21 @@ def test_a_table_whose_maker_was_killed_is_filled_by_the_next_sweep(queue: Queue
 
 
 def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one(
-    delta_queue: Make,
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Even if a sweep of the old one is still under way."""
     old = delta_queue()
     for value in "abc":
         old.publish(value)
     index_commits(old)
+    commits = messages_of(old).commits
+    batch = Batch(commits.read([])[0], 9)
     for name in ("messages", "leases"):
         Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
     queue = delta_queue()
     queue.publish("new")
     assert [m.value for m in lease(queue).messages] == [b"new"]
+    on_commit(monkeypatch, "commits", before=lambda: commits.append(9, lambda *_: batch))
     assert index_commits(queue) == 2
     assert counted(queue) == [1]
     index_and_clean(queue)
