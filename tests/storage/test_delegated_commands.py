@@ -22,10 +22,11 @@ from support.handles import lease as leased
 from support.limits import Limits
 from support.machines import end_requests, machines, pool, processes, sharing
 from support.people import as_visitor
-from support.tables import ledgers_of
+from support.tables import as_in_a_store, ledgers_of
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.delta.actions import Change
+from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.settle import ACK, NACK, Extend, Settle, SettlePart
@@ -226,7 +227,7 @@ def test_a_writer_that_can_delegate_nothing_pleads_after_two_lost_races(
 
 @pytest.mark.parametrize(
     ("asked", "foreign", "granted"),
-    [(0.25, "plea-x", 0.25), (900.0, "plea-99999999-", 1.0), (0.25, "plea-99999-", 1.0)],
+    [(0.75, "plea-x", 0.75), (900.0, "plea-99999999-", 1.0), (0.25, "plea-99999-", 1.0)],
 )
 def test_a_plea_is_granted_once(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, asked: float, foreign: str, granted: float
@@ -285,7 +286,7 @@ def test_a_writer_that_meets_commits_to_other_groups_delegates(
 def test_of_two_leaders_that_never_conflict_one_stops(queue: Queue) -> None:
     turn = delegate(queue, lease_of())
     log = ledgers_of(queue).log
-    for number, leads in enumerate((True, None, False, None)):
+    for number, leads in enumerate((True, None, False, True)):
         note = {"group": "b"} if leads is None else {"group": "b", LEADS: leads}
         log.commit(Change(str(number), note), log.refresh().version)
     assert [turn.others_lead(count) for count in range(4)] == [False, False, False, True]
@@ -330,22 +331,22 @@ def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
     """Its own caller does not wait for that, and the store's clock may be behind its own."""
     other, late = again(queue), again(queue)
     first, returned = delegate(other, lease_of()), threading.Event()
-    listings, later = list[str](), list[DelegationTurn]()
+    store, later = ledgers_of(as_in_a_store(queue)).files, list[DelegationTurn]()
 
     def list_requests(call: Call) -> Any:
-        if call.path.startswith(FOLDER):
-            listings.append(call.path)
-        if len(listings) == 2:
+        if len(looks) == 3:  # the first one after its commit
             assert returned.wait(30)
             later.append(delegate(late, lease_of(3)))
         return [one._replace(modified=one.modified - behind) for one in call.run()]
 
-    byte_store.on("list", act=list_requests, of=ledgers_of(queue).files)
+    byte_store.on("list", act=list_requests, of=store)
     before = ledgers_of(queue).version()
+    looks = byte_store.paths("list", "read", of=store)
     own = leased(queue, 5)
     returned.set()
     assert outcome(first) is not None
     assert deleted(queue)
+    assert len(looks) == 5, "it reads the log only before it leads, and ends after two listings"
     assert outcome(later[0]) is not None
     commits = list(ledgers_of(queue).log.commits(before + 1, ledgers_of(queue).version()))
     assert [one.note[LEADS] for one in commits] == [True, True]
@@ -379,36 +380,42 @@ def test_a_writer_leads_only_for_some_time_after_a_commit_of_its_own(
     assert notes[0]
 
 
-def test_a_writer_looks_for_no_requests_while_another_one_leads(
-    queue: Queue, byte_store: ByteStore, pool: ThreadPoolExecutor
+def test_a_writer_looks_when_the_next_commit_of_the_leader_is_due(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
 ) -> None:
-    other = sharing(again(queue), led_for=MINUTE)
-    seen = byte_store.paths("list", of=ledgers_of(other).files)
-    waiting = pool.submit(leased, other, 3)
-    until(lambda: files(queue))
-    own = leased(queue, 5)
-    assert not sequences(waiting.result(30)) & sequences(own)
-    assert not [path for path in seen if path.startswith(FOLDER)]
-    assert deleted(queue)
+    """Each request takes 0.1 s. The leader does not run that of this writer, and then it dies."""
+    ledgers, log = ledgers_of(as_in_a_store(queue)), ledgers_of(again(queue)).log
+    now, commits, made, peers = 0.0, [3.0, 2.0, 1.0], list[float](), Peers()
 
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        end = now + seconds
+        while commits and commits[-1] <= end:
+            now = commits.pop()
+            log.commit(Change(str(now), {LEADS: True, CYCLE: 1.0}), log.refresh().version)
+        now = end
 
-def test_a_writer_commits_itself_if_the_one_that_led_has_died(queue: Queue) -> None:
-    before = ledgers_of(queue).version()
-    assert len(sequences(leased(sharing(again(queue), led_for=0.2), 5))) == 5
-    assert ledgers_of(queue).version() == before + 1
+    def request(call: Call) -> Any:
+        made.append(round(now, 2))
+        sleep(0.1)
+        return call.run()
 
-
-def test_a_writer_commits_itself_what_the_one_that_leads_does_not_run(
-    queue: Queue, pool: ThreadPoolExecutor
-) -> None:
-    other, log = sharing(again(queue), led_for=MINUTE), ledgers_of(queue).log
-    waiting = pool.submit(leased, other, 3)
-    until(lambda: files(queue))
-    while not waiting.done():
-        note = {"operation": "ack", "group": "default", SERVED: {}, LEADS: True}
-        version = log.commit(Change(uuid.uuid4().hex, note), log.refresh().version)
-        until(lambda: waiting.done() or ledgers_of(other).log.known_version >= version)  # noqa: B023
-    assert len(sequences(waiting.result())) == 3
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(ObjectStore, "now", lambda _: now)
+    ledgers.version()
+    byte_store.on("read", "write", act=request, of=ledgers.files)
+    listings = byte_store.paths("list", of=ledgers.files)
+    peers.follow_leader({LEADS: True, CYCLE: 1.0}, 1.5)
+    turn = DelegationTurn(ledgers.files, ledgers.log, [], peers)
+    assert turn.wait(MINUTE) is None, "it commits itself"
+    assert made == [0.0, 0.3, 0.45, 0.6, 0.75, 0.9, 1.9, 2.9, 3.0], "commits at 1.0, 2.0, 3.0"
+    assert len(listings) == 1, "with the last look"
+    turn.find_more_requests(0)
+    assert made[9:] == [3.3], "after those that the commit served"
+    turn = DelegationTurn(ledgers.files, ledgers.log, [], peers)
+    assert turn.wait(MINUTE) is None
+    assert made[10:] == [3.4, 3.9, 4.05, 4.15], "ten requests and 0.1 s after its last commit"
 
 
 def test_a_request_runs_once_although_its_file_is_still_there(
@@ -741,7 +748,7 @@ def test_a_writer_that_has_not_looked_for_two_cycles_of_the_leader_reads_all_its
     peers = Peers()
     peers.follow_leader({LEADS: True, CYCLE: 0.2}, MINUTE)
     peers.looked(100.0, 7.0)
-    assert [peers.knows_all(at) for at in (100.0, 100.3, 100.5)] == [True, True, False]
+    assert [peers.knows_all(at) for at in (100.0, 100.3, 100.4)] == [True, True, False]
     peers.looked(100.5, None)
     assert peers.due_at < 100.5, "nobody knows when the next one comes"
 

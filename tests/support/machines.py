@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,10 +48,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def sharing(queue: Queue, *, led_for: float = 0.0) -> Queue:
-    """Let a handle think that others compete and delegate, and that one leads for some seconds."""
+def sharing(queue: Queue) -> Queue:
+    """Let a handle think that others compete and delegate."""
     peers = Peers()
-    peers.led_until = time.monotonic() + led_for
     peers.met()
     ledgers_of(queue).peers = peers
     return queue
