@@ -134,6 +134,7 @@ def test_a_rival_keeps_its_ids_although_only_messages_without_one_are_left(
     rival = again(queue)
     on_commit(monkeypatch, "messages", before=lambda: rival.publish([message("a"), message("b")]))
     assert queue.publish([message("a"), Message("plain")]).duplicates == (0,)
+    assert len(list(messages_of(queue).ids.listed())) == 1, "its own"
     assert rival.publish(message("b")).duplicate
 
 

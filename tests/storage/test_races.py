@@ -91,21 +91,27 @@ def test_a_writer_frozen_until_the_log_was_cleaned_commits_nothing_into_the_past
 def test_a_lease_that_lost_takes_what_is_left(
     queue: Queue, on_ledger_write: Callable[..., Injected], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.publish(["a", "b", "c", "d"])
+    """If it lost often, it asks the others to wait."""
+    queue.publish(["a", "b", "c", "d", "e", "f"])
     queue.group().ensure()
-    rival, taken = again(queue), []
-    # The rival's write is the second call of the wrapper, and the retry the third.
-    wrapper = on_ledger_write(before=lambda: taken.append(lease(rival, 3)))
+    rival, taken = again(queue), list[bytes]()
+
+    def win() -> None:
+        taken.extend(m.value for m in lease(rival, 1).messages)
+        wrapper.at = wrapper.calls + (len(taken) < 5)  # the retry
+
+    wrapper = on_ledger_write(before=win)
     backoff, pauses = ledgers_of(queue).backoff, list[float]()
     monkeypatch.setattr(backoff, "wait", lambda _: pauses.append(backoff.pause))
     began = time.monotonic()
     mine = lease(queue, 3)
-    (pause,) = pauses
-    assert 0 < pause < 2 * (time.monotonic() - began), "about as long as the attempt that lost"
-    assert [m.value for m in taken[0].messages] == [b"a", b"b", b"c"]
-    assert [m.value for m in mine.messages] == [b"d"]
-    assert wrapper.calls == 3
-    assert operations(queue) == ["create group", "lease", "lease"]
+    assert 0 < pauses[0] < 2 * (time.monotonic() - began), "about as long as the attempt that lost"
+    assert taken == [b"a", b"b", b"c", b"d", b"e"]
+    assert [m.value for m in mine.messages] == [b"f"]
+    assert wrapper.calls == 5 + 5 + 1 + 1
+    assert operations(queue) == ["create group", *["lease"] * 6]
+    (asked,) = (one for one in notes(queue) if "group" not in one)
+    assert asked == {"operation": "ask others to wait", "pause": round(pauses[4], 3)}
 
 
 def test_a_settle_that_lost_is_done_on_what_the_winner_left(
