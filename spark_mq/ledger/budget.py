@@ -144,10 +144,14 @@ class RateLimits(NamedTuple):
 
     @classmethod
     def of(cls, head: LedgerHeader, rules: GroupSettings, now: int) -> RateLimits:
-        burst = rules.rate_burst // MICROSECOND
+        burst, noted_at = rules.rate_burst // MICROSECOND, head.rate_noted_at
+        # Within the margin, time never goes back. Otherwise workers whose clocks differ would gain
+        # the difference again with each lease.
+        if now < noted_at <= now + rules.clock_skew // MICROSECOND:
+            now = noted_at
 
         def bucket(rate: Rate | None, full_at: int) -> _Bucket | None:
-            return None if rate is None else _Bucket(rate, burst, full_at, head.rate_noted_at)
+            return None if rate is None else _Bucket(rate, burst, full_at, noted_at)
 
         return cls(
             bucket(rules.rate_limit, head.rate_full_at),
