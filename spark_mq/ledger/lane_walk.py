@@ -227,7 +227,9 @@ class OrderedWalk(LaneWalk):
         if wanted & ~self._own:
             wanted = self._with_new_lanes(wanted, slots)
         if slots.is_sorted and wanted & slots.skewed:
-            wanted &= ~self._hot_slots.over_quota(wanted & slots.skewed, piece)
+            enough = self._hot_slots.over_quota(wanted & slots.skewed, piece)
+            self._open &= ~enough
+            wanted &= ~enough
         return wanted
 
     def _with_new_lanes(self, wanted: int, slots: FileSlots) -> int:

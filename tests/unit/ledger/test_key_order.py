@@ -12,6 +12,7 @@ from spark_mq.ledger.interventions import RETRY_NOW, Intervene
 from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
+from spark_mq.ledger.selection import MAX_PIECES
 from spark_mq.ledger.settle import ACK, NACK
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 
@@ -42,6 +43,11 @@ def test_a_lease_of_a_file_with_its_lanes_in_turns_takes_no_more_than_it_may() -
     group = ordered(file_of(1, (0, 1, 1), (0, 0, 4), (0, 1, 3)))
     first = sequence(1, 0)
     assert group.lease("a", 3, max_sequence=first + 7) == [first, first + 1, first + 2]
+
+
+def test_a_lease_of_such_a_file_has_no_more_pieces_than_of_others() -> None:
+    turns = [(0, lane, 1) for lane in (0, 2, 3)] * (MAX_PIECES + 1)
+    assert len(ordered(file_of(1, *turns)).lease("a", 10**6)) == MAX_PIECES
 
 
 def test_a_lease_leaves_a_share_of_the_lanes_free() -> None:
@@ -187,6 +193,10 @@ def test_a_lower_priority_waits_until_a_filter_has_skipped_all_that_comes_first(
     leased = [(r.first - file.first, r.message_count) for grant in grants for r in grant.ranges]
     assert leased == [(3, 2), (5, 2)]
     assert [grant.skipped for grant in grants] == [{"filtered": 3}, {}, {}]
+    file = file_of(1, (5, 0, 1), (5, 1, 1), (5, 3, 1), (0, 0, 1))
+    matches = {file.path: RowRuns(array("q", [2, 3, 4]), True)}
+    rows = [seq - file.first for seq in ordered(file).lease("a", 10, matches=matches)]
+    assert rows == [0, 1, 3], "what others have of the highest does not match"
 
 
 def test_a_turn_of_fresh_messages_ends_before_a_lower_priority() -> None:
@@ -245,13 +255,13 @@ def test_a_replay_returns_what_stands_behind_a_message_that_it_gives_back() -> N
     assert counts == [("available", 2), ("available", 1)]
 
 
-def hot_files(count: int, hot: int = 40, priority: int = 0) -> list[DataFile]:
-    """Return files in which lane 1 has most messages, and each other lane two."""
-    runs = [(priority, lane, hot if lane == 1 else 2) for lane in range(LANES)]
+def hot_files(count: int, hot: int = 40, priority: int = 0, lane: int = 1) -> list[DataFile]:
+    """Return files in which a lane has most messages, and each other lane two."""
+    runs = [(priority, each, hot if each == lane else 2) for each in range(LANES)]
     return [file_of(version, *runs) for version in range(1, count + 1)]
 
 
-@pytest.mark.parametrize(("size", "files"), [(40, 3), (25, 4)])
+@pytest.mark.parametrize(("size", "files"), [(33, 4), (25, 4)])
 def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages(size: int, files: int) -> None:
     group = ordered(*hot_files(100, hot=size))
     group.lease("a", 200)  # of the lanes 0 and 1: half of it for the hot lane 1, in whole runs
@@ -261,14 +271,6 @@ def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages(size: int, 
     assert len(rows) == 200
 
 
-@pytest.mark.parametrize("priority", [0, 9])
-def test_a_hot_lane_holds_back_no_other_lane(priority: int) -> None:
-    group = ordered(*hot_files(20, priority=priority))
-    group.lease("a", 150)
-    others = [one for one in rows_of(group, "a") if one[1] < 2]
-    assert others == [(version, row) for version in range(1, 21) for row in (0, 1)]
-
-
 def test_a_hot_lane_may_fill_a_lease_of_a_group_without_order() -> None:
     group = ordered(*hot_files(3), file_of(4, (1, 0, 1)), order="none")
     group.lease("a", 101)
@@ -276,20 +278,30 @@ def test_a_hot_lane_may_fill_a_lease_of_a_group_without_order() -> None:
     assert rows_of(group, "a") == [*oldest[:100], (4, 0)]
 
 
-def test_a_hot_lane_fills_a_lease_if_others_have_no_more() -> None:
-    group = ordered(*hot_files(10))
-    group.lease("a", 300)
-    rows = rows_of(group, "a")
-    assert len(rows) == 300
-    assert [one for one in rows if one[1] < 2] == [(v, row) for v in range(1, 11) for row in (0, 1)]
-    hot = [(v, row) for v in range(1, 11) for row in range(2, 42)]
-    assert [one for one in rows if one[1] >= 2] == hot[:280]
-    group.settle("ack", "a")
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_hot_lane_fills_a_lease_if_others_have_no_more(priority: int) -> None:
+    group = ordered(*hot_files(10, priority=priority, lane=0))
+    others = [(v, row) for v in range(1, 11) for row in (40, 41)]
+    hot = [(v, row) for v in range(1, 11) for row in range(40)]
+    for lease_id in ("of unread messages", "of released ones"):
+        group.lease(lease_id, 300)
+        assert rows_of(group, lease_id) == sorted([*others, *hot[:280]])
+        group.settle("release", lease_id)
     left: list[tuple[int, int]] = []
     while group.lease("b", 300):
-        left += [one for one in rows_of(group, "b") if 2 <= one[1] < 42]
+        left += [one for one in rows_of(group, "b") if one[1] < 40]
         group.settle("ack", "b")
-    assert left == hot[280:]
+    assert left == hot
+
+
+def test_messages_without_a_key_have_a_share_too_and_go_on_where_they_waited() -> None:
+    """The sequences of the files of one commit have no gaps."""
+    file = file_of(1, *((0, lane, 2) for lane in range(LANES)), (0, None, 40))
+    firsts = range(file.first, file.first + 10 * file.rows, file.rows)
+    group = ordered(*(replace(file, first=first, path=f"{first}") for first in firsts))
+    keys = [first + row for first in firsts for row in range(4)]
+    others = [first + row for first in firsts for row in range(8, file.rows)]
+    assert group.lease("a", 300) == sorted(keys + others[:260])
 
 
 def test_a_lease_of_one_message_takes_the_oldest_also_of_a_hot_lane() -> None:
