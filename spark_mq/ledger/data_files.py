@@ -32,19 +32,23 @@ TimedRun = tuple[int, int | None, int | None]
 NO_TIME: Final = -(2**63)  # None among the times
 
 
+@dataclass(frozen=True)
 class DeliveryTimes:
     """The times of a file's messages, in runs of equal times, one at least."""
 
-    __slots__ = ("bounds", "columns", "data")
+    data: bytes  # integers of 64 bits, which take a tenth of Python's objects
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data  # integers of 64 bits, which take a tenth of Python's objects
-        numbers = memoryview(data).cast("q")
-        runs = len(numbers) // 3 - 1
-        self.bounds = numbers[:3]  # the least and the greatest deliver_at, and least expires_at
-        starts = (3, 3 + runs, 3 + 2 * runs)
-        self.columns = [numbers[at : at + runs] for at in starts]
-        """Of each run: the row after it, from 0 in its file, its deliver_at and its expires_at."""
+    @cached_property
+    def bounds(self) -> memoryview:
+        """Return the least and the greatest deliver_at, and the least expires_at."""
+        return memoryview(self.data).cast("q")[:3]
+
+    @cached_property
+    def columns(self) -> list[memoryview]:
+        """Return the row after each run, from 0 in its file, its deliver_at and its expires_at."""
+        numbers = memoryview(self.data).cast("q")[3:]
+        runs = len(numbers) // 3
+        return [numbers[at * runs : (at + 1) * runs] for at in range(3)]
 
     @classmethod
     def of(cls, runs: Iterable[TimedRun]) -> DeliveryTimes:
@@ -83,12 +87,6 @@ class DeliveryTimes:
             times = optional_time(due[at]), optional_time(expires[at])
             yield max(first, begin), min(last, stops[at] - 1), *times
             begin, at = stops[at], at + 1
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeliveryTimes) and self.data == other.data
-
-    def __hash__(self) -> int:
-        return hash(self.data)
 
 
 def optional_time(at: int) -> int | None:
@@ -370,12 +368,6 @@ class FileList:
 
     def __iter__(self) -> Iterator[DataFile]:
         return (part.file(at) for part in self.parts for at in range(len(part)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FileList) and list(self) == list(other)
-
-    def __hash__(self) -> int:
-        return hash((len(self), self.total))
 
     def first_at(self, place: int) -> int:
         number, at = self._at(place)

@@ -129,7 +129,8 @@ def _isolation_of(ledger: Ledger, head: Range, limit: int, attempts: int) -> Iso
     given = (limit, head.delivery_count, attempts, head.lease_size)
     first = isolation_size(*given, settled=settled, waiting=waiting)
     later = isolation_size(*given, settled=settled + first, waiting=waiting)
-    return Isolation(waiting, 1 + -(-max(0, waiting - first) // later))
+    # One lease at least, because the later pieces are no smaller than the first.
+    return Isolation(waiting, 1 + -(-(waiting - first) // later))
 
 
 class AcquireKind(StrEnum):

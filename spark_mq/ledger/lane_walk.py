@@ -390,7 +390,7 @@ class LaneShares:
         """Yield the instants of virtual time at which slots get a burst, from now on, for ever."""
         # All lanes of a rate have their turns in the order of their numbers. The number of the lane
         # makes each instant another one.
-        width, period = self._width, max(1, int(_UNIT / rate))
+        width, period = self._width, int(_UNIT / rate)
         start, time = self.fair_time or 0, period * self._width
         phases = [(period * (lane := slot % width) // width) * width + lane for slot in slots]
         cycle, at = divmod(start, time)

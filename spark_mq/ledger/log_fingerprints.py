@@ -38,10 +38,9 @@ def _thinned(fingerprints: Sequence[LogFingerprint]) -> tuple[LogFingerprint, ..
     if len(kept) > _MAX_FINGERPRINTS:
         # Sequences, not versions. One commit may have many files.
         firsts = [mark.first for mark in kept]
-        newest = firsts[-1]
 
         def density(at: int) -> float:
-            return (newest + 1 - firsts[at]) / (firsts[at + 1] - firsts[at - 1])
+            return (firsts[-1] - firsts[at]) / (firsts[at + 1] - firsts[at - 1])
 
         del kept[max(range(1, len(kept) - 1), key=density)]
     return tuple(kept)

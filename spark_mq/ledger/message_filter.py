@@ -114,7 +114,7 @@ FILTERS: Final[Kind[Mapping[str, Any]]] = Kind(
 
 def filter_id(wanted: Mapping[str, Any]) -> str:
     """Return a text that only equal filters share."""
-    return json.dumps(wanted, sort_keys=True)
+    return json.dumps(wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -398,9 +398,7 @@ class Ledger:
     def _column(self, name: str) -> pa.Array:
         """Return a column of the table, with instants as integers."""
         if name not in self._columns:
-            column = self.ranges[name]
-            # To combine copies even a single chunk.
-            whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            whole = self.ranges[name].chunk(0)  # the only one
             self._columns[name] = whole.cast(pa.int64()) if name in INSTANTS else whole
         return self._columns[name]
 

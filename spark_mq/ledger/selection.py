@@ -173,7 +173,10 @@ class Candidates:
         return self._split(first, last)
 
     def _split(self, first: int, last: int) -> Iterator[Part]:
-        """Split messages into those that a lease may take, and those that only close slots."""
+        """Split messages into those that a lease may take, and those that only close slots.
+
+        Those after the end close none, because nothing is taken behind them.
+        """
         end = min(last, self.end)
         named = ((first, end),) if self.named is None else self.named
         for is_named, low, high in split_at(named, first, end):
@@ -181,8 +184,6 @@ class Candidates:
                 yield low, high, 0
             else:
                 yield from self._closed(low, high)
-        if last > end:
-            yield from self._closed(end + 1, last)
 
     def _closed(self, first: int, last: int) -> Iterator[Part]:
         if self._closing is not None and (slots := self.index.slots_in(first, last)):

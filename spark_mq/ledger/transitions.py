@@ -283,8 +283,6 @@ def settle_lost(
 
     Leased ones are left out by default, because a holder may have read its messages.
     """
-    if horizon <= ledger.head.start_sequence:
-        return ledger, 0
     editor = LedgerEditor(ledger)
     lost = editor.replace(editor.cut([(0, horizon)], index, states), Range.as_settled, event)
     return editor.build(), lost

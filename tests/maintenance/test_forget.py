@@ -170,7 +170,7 @@ def test_the_index_is_written_down_in_batches(
     assert messages_of(queue).commits.log.refresh().version > 2
     assert clean_messages(queue) > 0
     found = again(queue)
-    assert messages_of(found).index().files == whole.files
+    assert list(messages_of(found).index().files) == list(whole.files)
     assert found.last_producer_sequence("p") == 9
 
 
