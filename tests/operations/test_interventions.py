@@ -44,18 +44,19 @@ def test_messages_are_named_by_id_or_key_and_routed_with_a_reason(queue: Queue) 
 def test_an_expired_message_is_not_retried(queue: Queue, clock: ManualClock, state: str) -> None:
     """It would expire again before any worker gets it."""
     group = queue.group()
-    group.configure(on_expired="dead_letter", retry_delay="10m")
-    s = queue.publish([Message("short", expires_at="5m"), Message("long")]).sequences
+    group.configure(on_expired="dead_letter")
+    s = queue.publish([Message(until, expires_at=until) for until in ("5m", "10m")]).sequences
     if state == "dead":
         group.dead_letter(s[0])
     else:
-        lease(queue, 1).nack()
+        lease(queue).nack(delay="10m")
     clock.advance("6m")
     before = counts(queue)
     with pytest.raises(InvalidOption, match=f"changed nothing: .* {s[0]}..{s[0]} is over") as found:
         group.retry_now(list(s))
     assert (found.value.option, found.value.value) == ("sequences", [(s[0], s[0])])
     assert counts(queue) == before
+    clock.advance("4m")
     assert group.retry_now(s[1]) == 0, "it is due already"
     assert group.discard(s[0]) == 1
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, limits
 
-from spark_mq.ledger.acquire import Grant
+from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.ledger.commands import FileProblems
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.isolation import isolation_size
+from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import LEASED, Range
 from spark_mq.ledger.settle import ACK, NACK
@@ -23,6 +27,15 @@ def test_unread_messages_are_leased_in_order_and_counted():
         0, 2, LEASED, 3, lease_id="a", worker_id="worker of a", leased_at=group.now,
         expires_at=group.now + TIMEOUT, lease_size=3, first_leased_at=group.now, delivery_count=1,
     )  # fmt: skip
+
+
+def test_a_lease_checks_as_many_files_ahead_as_the_filter_has_passed():
+    group = Group(files=[DataFile(at, 1, str(at), 10, 0) for at in range(12)])
+    group.lease("a", 2)
+    none = RowRuns(array("q", [1]), False)
+    files = FileProblems({*"235"}, {"6": "damaged"}, matches=dict.fromkeys("235", none))
+    change = Acquire("w", 1).apply(group.view(files=files))
+    assert [file.path for file in change.unchecked] == ["4", "7"]
 
 
 # -- isolation and turns

@@ -90,13 +90,14 @@ def test_what_a_ledger_forgets_is_unread():
 
 
 def test_the_floor_goes_back():
-    group = worked(range(1, 6))
-    for n in range(5):
+    group = worked(range(6))
+    for n in range(6):
         group.settle(ACK, f"l{n}")
-    after, messages = forget(group.ledger, index_of(files(range(1, 3))), sequence(2, 3))
-    assert (after.head.start_sequence, after.head.settled_count) == (sequence(2, 2), 6)
+    after, messages = forget(group.ledger, index_of(files(range(3))), sequence(3, 0))
+    assert (after.head.start_sequence, after.head.settled_count) == (sequence(3, 0) - 1, 9)
     assert messages == 9
     assert not [one for one in after.head.log_fingerprints if one.first > sequence(2, 2)]
+    assert forget(group.ledger, group.index, sequence(5, 2))[1] == 1, "the last one alone"
 
 
 def test_a_part_of_the_middle_is_forgotten():

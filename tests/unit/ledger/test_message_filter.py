@@ -41,7 +41,7 @@ def test_a_filter_has_a_hundred_values_at_most() -> None:
         KIND.check("filter", {"header": headers, "key_prefix": ["x", "y"]})
 
 
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+texts = st.text(st.sampled_from('=, {"\u00e9\x00'), max_size=4)
 names = texts.filter(bool)
 filters = st.fixed_dictionaries(
     {},

@@ -30,9 +30,12 @@ def test_settings_of_a_newer_version_are_refused_by_name():
     assert (e.value.path, e.value.features) == ("/data/q", ["keep_keys", "legal_hold"])
 
 
-def test_a_newer_format_is_refused_first():
-    with pytest.raises(UnsupportedTable, match=r"has format .*: update spark_mq"):
-        QueueSettings.from_json(stored(format_version=QueueSettings.VERSION + 1, new=1))
+@pytest.mark.parametrize(
+    ("newer", "fix"), [(1, "update spark_mq"), (-1, "create a new queue .* that created it")]
+)
+def test_another_format_is_refused_first(newer: int, fix: str):
+    with pytest.raises(UnsupportedTable, match=rf"has format .*: {fix}$"):
+        QueueSettings.from_json(stored(format_version=QueueSettings.VERSION + newer, new=1))
 
 
 @pytest.mark.parametrize("name", set(settings_of(QueueSettings)))
