@@ -168,7 +168,9 @@ class RemainingLetters:
         for pieces in _batches(self._pieces(before), min(n, _ROWS), _ROWS):
             intervals = [(piece.first, piece.first + piece.rows - 1) for piece in pieces]
             rows = sum(piece.rows for piece in pieces)
-            tables = list(letter_tables(self._dead.messages, intervals, rows, skip=True))
+            tables = list(
+                letter_tables(self._dead.messages, self._index, intervals, rows, skip=True)
+            )
             for table in reversed(tables):
                 own = table.filter(is_own_letter(self._context, table))
                 ordered = sort_rows(own, "dead_letter_sequence", descending=True)

@@ -167,7 +167,7 @@ def _letters(context: QueueContext) -> pa.Table:
     letters = context.existing_dead_letters()
     tables = [letter_schema().empty_table()]
     if letters is not None:
-        _, intervals = find_remaining(letters)
-        for table in letter_tables(letters.messages, intervals, _ROWS, skip=True):
+        index, intervals = find_remaining(letters)
+        for table in letter_tables(letters.messages, index, intervals, _ROWS, skip=True):
             tables.append(table.filter(is_own_letter(context, table)))
     return pa.concat_tables(tables)

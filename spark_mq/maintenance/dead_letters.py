@@ -20,7 +20,7 @@ from spark_mq.errors import CorruptLog, DuplicatePublish
 from spark_mq.ledger.commands import Command
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.interventions import DropDead, FreezeDead, SettleRouted
-from spark_mq.ledger.message_index import FileSlice
+from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.ranges import TRANSFERRING, Range
 from spark_mq.message import HEADER_PREFIX
 from spark_mq.operations.context import GroupLedger, QueueContext
@@ -58,8 +58,8 @@ class Transfer(ABC):
         """Return the command that freezes messages under an id, and counts them."""
 
     @abstractmethod
-    def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
-        """Write the files of the target, or return None if another transfer must finish first."""
+    def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
+        """Write the files of the target."""
 
     def commit_info(self) -> Mapping[str, Any]:
         return {}
@@ -69,10 +69,13 @@ class Transfer(ABC):
         ledger = self.source.ledger_in(self.source.snapshot())
         rows = ledger.ranges_at(ledger.find((TRANSFERRING,)))
         begun = {r.lease_id: r for r in rows if r.lease_id}
-        transfers = ((transfer_id, self.begun(begun[transfer_id])) for transfer_id in sorted(begun))
+        transfers = (
+            (transfer_id, self.begun(begun[transfer_id], self.source.messages.index()))
+            for transfer_id in sorted(begun)
+        )
         return sum(transfer.finish(transfer_id) for transfer_id, transfer in transfers if transfer)
 
-    def begun(self, r: Range) -> Transfer | None:
+    def begun(self, r: Range, index: MessageIndex) -> Transfer | None:
         """Return the transfer that can finish one which was begun, or None if none can now."""
         return self
 
@@ -88,25 +91,16 @@ class Transfer(ABC):
         frozen = [r for r in moving if r.lease_id == transfer_id]
         # The check saves writing the files. The transaction refuses a second publish.
         if frozen and self.target.last_number(transfer_id) is None:
-            files = self.write(frozen)
-            if files is None:
-                return 0
-            self._publish(files, transfer_id)
+            self.publish(frozen, transfer_id)
         return self.settle(transfer_id)
 
     def settle(self, transfer_id: str) -> int:
         """Settle the published messages of an id. Return their number."""
         return self.source.run(SettleRouted(transfer_id, self.event, self.detail))
 
-    def publish_again(self, ranges: Sequence[Range], transfer_id: str) -> bool:
-        """Publish an id's messages that the target has lost. Return False if another must."""
+    def publish(self, ranges: Sequence[Range], transfer_id: str) -> None:
+        """Publish an id's messages, or those that the target has lost."""
         files = self.write(ranges)
-        if files is None:
-            return False
-        self._publish(files, transfer_id)
-        return True
-
-    def _publish(self, files: list[WrittenFile], transfer_id: str) -> None:
         note = {"operation": self.operation, **self.commit_info()}
         try:
             pending = PendingPublish(self.target.files, files)
@@ -294,10 +288,15 @@ def letter_schema() -> pa.Schema:
 
 
 def letter_tables(
-    log: MessageTable, intervals: Sequence[Interval], max_rows: int, *, skip: bool = False
+    log: MessageTable,
+    index: MessageIndex,
+    intervals: Sequence[Interval],
+    max_rows: int,
+    *,
+    skip: bool = False,
 ) -> Iterator[pa.Table]:
     """Yield letters in tables that fit in memory, without unreadable ones if `skip`."""
-    index, reader = log.index(), MessageReader(log.files)
+    reader = MessageReader(log.files)
     slices = ((piece, None) for interval in intervals for piece in index.slices(*interval))
     parts = cut_slices(log.files, slices, max_rows=min(max_rows, MAX_ROWS))
     tables = (

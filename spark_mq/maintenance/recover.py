@@ -237,7 +237,8 @@ def _size(lost: _Lost) -> int:
 
 
 def _repeat(lost: _Lost) -> int:
-    return _size(lost) if lost.transfer.publish_again(lost.ranges, lost.transfer_id) else 0
+    lost.transfer.publish(lost.ranges, lost.transfer_id)
+    return _size(lost)
 
 
 def _lost_routings(context: QueueContext, dead: QueueContext | None) -> Iterator[_Lost]:
@@ -275,7 +276,7 @@ def _lost(
         assert index is not None
         mine = done.filter(pc.equal(done["lease_id"], transfer_id))
         ranges = list(_ranges(group, index, mine, rows))
-        again = transfer.begun(ranges[0]) if ranges else None
+        again = transfer.begun(ranges[0], index) if ranges else None
         if again is not None:
             yield _Lost(again, transfer_id, ranges)
 

@@ -25,9 +25,10 @@ import pyarrow.compute as pc
 
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import canonical_uri
-from spark_mq.errors import GroupNotFound, InvalidOption, NotAQueue, QueueNotFound
+from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, NotAQueue, QueueNotFound
 from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.interventions import Freeze, Unfreeze
+from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Range
 from spark_mq.maintenance.condition import Where, condition_of
 from spark_mq.maintenance.dead_letters import (
@@ -328,7 +329,9 @@ class Redrive(Transfer):
         reason = " ".join(filter(None, (how, self._asked.place))) or None
         return Freeze(transfer_id, self._intervals, reason)
 
-    def begun(self, r: Range) -> Transfer | None:
+    def begun(self, r: Range, index: MessageIndex) -> Transfer | None:
+        if not self._owns(r, index):
+            return None  # the queue that has begun it finishes it
         reason = r.reason or ""
         asked = _Asked.of(reason.removeprefix(REPAIR).strip() or None)
         to = asked.to
@@ -342,6 +345,16 @@ class Redrive(Transfer):
                 to, error, self._context.path,
             )  # fmt: skip
             return None
+
+    def _owns(self, r: Range, index: MessageIndex) -> bool:
+        """Return whether letters are of this queue. Others may have the same dead-letter queue."""
+        kept = max(r.first, self.source.queue.horizon() + 1)  # a purge dropped the rest
+        tables = letter_tables(self.source.messages, index, [(kept, r.last)], 1)
+        try:
+            letter = next(tables, None)
+        except CorruptLog:
+            return True  # as most letters are
+        return letter is None or pc.all(is_own_letter(self._context, letter)).as_py()
 
     def finish(self, transfer_id: str) -> int:
         self._existing = self._context.ledgers.groups()
@@ -364,32 +377,27 @@ class Redrive(Transfer):
         self.source.run(Unfreeze(transfer_id))
         return 0
 
-    def write(self, ranges: Sequence[Range]) -> list[WrittenFile] | None:
+    def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
         trimmed = [(0, self.source.queue.horizon())]  # a purge may have dropped some of them
         wanted = subtract([(r.first, r.last) for r in ranges], trimmed)
         files: list[WrittenFile] = []
         try:
-            own = self._write(wanted, files)
+            self._write(wanted, files)
         except BaseException:
             discard_files(self.target.files, files)
             raise
-        if not own:
-            discard_files(self.target.files, files)
-            return None  # begun by another queue with the same dead-letter queue, which finishes it
         for file in files:
             self.groups[file.group] += file.rows
         return files
 
-    def _write(self, intervals: Sequence[Interval], files: list[WrittenFile]) -> bool:
-        """Write dead letters as messages. Return False if some belong to another queue."""
+    def _write(self, intervals: Sequence[Interval], files: list[WrittenFile]) -> None:
+        """Write dead letters as messages."""
         if self._repaired is not None:
             self._write_file(_within(self._repaired, intervals), files)
-            return True
-        for table in letter_tables(self.source.messages, intervals, CHUNK):
-            if not pc.all(is_own_letter(self._context, table), min_count=0).as_py():
-                return False
+            return
+        messages = self.source.messages
+        for table in letter_tables(messages, messages.index(), intervals, CHUNK):
             self._write_file(table, files)
-        return True
 
     def _write_file(self, table: pa.Table, files: list[WrittenFile]) -> None:
         for group, letters in self._by_group(table):

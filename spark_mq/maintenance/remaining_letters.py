@@ -51,8 +51,8 @@ def candidates(
     letters = context.existing_dead_letters()
     if letters is None:
         return
-    _, intervals = find_remaining(letters)
-    for table in letter_tables(letters.messages, intervals, chunk, skip=True):
+    index, intervals = find_remaining(letters)
+    for table in letter_tables(letters.messages, index, intervals, chunk, skip=True):
         # A variable would hold the copy as long as its letters are written.
         yield _wanted(context, condition, table, without_payload).select(columns)
 

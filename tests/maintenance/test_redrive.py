@@ -99,8 +99,9 @@ def test_two_redrives_at_once_publish_each_once(
     assert sorted(back(queue)) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize(("at", "repair"), [(2, {}), (3, {"transform": "value"})])
 def test_queues_that_share_a_dead_letter_queue_change_their_own(
-    delta_queue: Make, tmp_path: Path, clock: ManualClock
+    delta_queue: Make, tmp_path: Path, clock: ManualClock, at: int, repair: dict[str, str]
 ) -> None:
     shared = delta_queue().path
     one, two, three = (
@@ -110,10 +111,11 @@ def test_queues_that_share_a_dead_letter_queue_change_their_own(
     for queue, errors in ((one, "a"), (two, "bc"), (three, "d")):
         with_dead(queue, [*errors])
     assert one.discard_dead_letters(where="true").messages == 1
-    die_in_a_redrive(three)
+    die_in_a_redrive(three, at, **repair)
     assert one.redrive().messages == 0, "the third queue finishes its own"
     assert (two.redrive().messages, three.redrive().messages) == (2, 1)
     assert (back(one), back(two), back(three)) == ([], ["0", "1"], ["0"])
+    assert not one.recover(dry_run=True).needed
 
 
 def test_a_purged_dead_letter_queue_is_no_damage(
@@ -179,6 +181,7 @@ def test_a_damaged_letter_is_named_and_the_others_are_redriven(
     queue = delta_queue()
     for number in range(3):
         with_dead(queue, [f"error {number}"])
+    die_in_a_redrive(queue, transform="value")
     index = messages_of(queue.dead_letters).index()
     damaged = index.file_at(index.first_at_or_after(0)).path
     file = Path(queue.dead_letters.path, "messages", damaged)

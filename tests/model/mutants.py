@@ -71,7 +71,7 @@ def freeze_by_one_id(right: Callable[..., Any], a: Any) -> str | None:
 
 
 def publish_without_an_id(_: Callable[..., Any], a: Any) -> None:
-    a.self.target.commit(PendingPublish(a.self.target.files, a.files))
+    a.self.target.commit(PendingPublish(a.self.target.files, a.self.write(a.ranges)))
 
 
 def settle_every_id(right: Callable[..., Any], a: Any) -> Change[int]:
@@ -335,16 +335,16 @@ ALL = [
            returns(0)),
     Mutant("each routing has a new id", "routing_goes_on", "Transfer.freeze",
            instead(freeze_by_one_id)),
-    Mutant("a race for a transfer id is refused", "routing", "Transfer._publish",
+    Mutant("a race for a transfer id is refused", "routing", "Transfer.publish",
            instead(publish_without_an_id)),
     Mutant("dead letters are published before they are settled", "routing_and_seek",
-           "Transfer._publish", returns(None)),
+           "Transfer.publish", returns(None)),
     Mutant("a transfer id settles its own alone", "routing_goes_on", "SettleRouted.apply",
            instead(settle_every_id)),
     Mutant("a seek leaves alone what is being routed", "routing_and_seek", "Seek.apply",
            gets(view=lambda a: a.view._replace(ledger=without_transfers(a.view.ledger)))),
     Mutant("a redriver finishes what it finds", "redriving", "Transfer.finish_all", returns(0)),
-    Mutant("a race for a redrive is refused", "redriving", "Transfer._publish",
+    Mutant("a race for a redrive is refused", "redriving", "Transfer.publish",
            instead(publish_without_an_id)),
     Mutant("each redrive has an id of its own", "redriving", "Transfer.freeze",
            instead(freeze_by_one_id)),
