@@ -134,7 +134,7 @@ class LetterFilter(Condition):
         """Return the letters for which all fields hold."""
         mask = pa.array([True] * rows.num_rows, pa.bool_())
         for holds in self._tests(rows):
-            mask = pc.and_(mask, pc.fill_null(holds, False))
+            mask = pc.and_(mask, holds)  # the filter drops nulls
         return rows.filter(mask)
 
     def _tests(self, rows: pa.Table) -> Iterator[Any]:

@@ -87,10 +87,10 @@ class RecoveryReport(Record):
 
 
 def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
-    context = _unchecked(context.reopened())
+    context = context.reopened()
     dead = context.existing_dead_letters() if dry_run else context.dead_letters()
     shared = dead is not None and dead.path == context.path
-    own = {} if dead is None or shared else _counts(recover_tables(_unchecked(dead), dry_run))
+    own = {} if dead is None or shared else _counts(recover_tables(dead, dry_run))
     report = recover_tables(context, dry_run)
     if not shared:
         letters, redriven = _repeat_lost_transfers(context, dry_run)
@@ -100,11 +100,6 @@ def recover(context: QueueContext, dry_run: bool) -> RecoveryReport:
         _log.warning("%s of %s: %s", "recovery" if not dry_run else "dry run of a recovery",
                      context.path, report)  # fmt: skip
     return report
-
-
-def _unchecked(context: QueueContext) -> QueueContext:
-    context.messages.expect(lambda look: -1)
-    return context
 
 
 def _counts(report: RecoveryReport) -> dict[str, int]:
@@ -118,9 +113,7 @@ def recover_tables(context: QueueContext, dry_run: bool) -> RecoveryReport:
     plan = context.messages.plan_recovery()
     if plan.unknown and not dry_run:
         context.messages.publish_again(plan)
-    report = RecoveryReport(
-        republished=plan.unknown_rows, commits=max(0, plan.covered - plan.agreed)
-    )
+    report = RecoveryReport(republished=plan.unknown_rows, commits=plan.covered - plan.agreed)
     for name in (*context.ledgers.groups(), REDRIVE, HORIZON):
         group = context.group(name)
         repair = Repair(plan, context.messages.trimmed, context.ledgers.known_horizon())
@@ -144,10 +137,10 @@ def _recover_history(context: QueueContext, dry_run: bool) -> int:
     agreed = context.history.agreed_up_to()
     if agreed is None:
         return 0
-    archived = context.history.read([("version", ">=", agreed + 1)])[1]
+    archived, _ = context.history.progress()
     if not dry_run:
         context.history.truncate(agreed)
-    return max(1, archived - agreed)
+    return archived - agreed
 
 
 class Repaired(NamedTuple):
