@@ -83,6 +83,7 @@ def test_a_group_that_lags_keeps_the_index(delta_queue: Make, clock: ManualClock
     clock.advance("2d")
     assert trim(queue) == 4
     assert messages_of(queue).index().forgotten == 0
+    assert not again(queue).recover(dry_run=True).needed
     queue.publish("young")
     held.ack()
     index_commits(queue)
