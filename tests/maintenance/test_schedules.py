@@ -57,7 +57,8 @@ def test_a_sweep_publishes_what_is_due_once(queue: Queue, clock: ManualClock) ->
     clock.advance("16m")
     assert [queue.sweep().scheduled for _ in range(2)] == [1, 0]
     (found,) = queue.peek()
-    assert found == having(key="k", value=b"run", message_id="s/2027-01-15T12:15:00+00:00")
+    assert found == having(key="k", value=b"run", priority=3)
+    assert found.message_id == "s/2027-01-15T12:15:00+00:00"
     assert found.headers == {
         "own": "1",
         "spark_mq.schedule": "s",
@@ -91,9 +92,7 @@ def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClo
     queue.schedule("own", every="1h", message=Message("z", deliver_at="2h"), jitter="1s")
     clock.advance("1h")
     assert queue.sweep().scheduled == 3
-    group = queue.group()
-    group.ensure()
-    assert group.stats() == having(delayed=3, ready=0)
+    assert take(queue.group()) == []
     clock.advance("10m")
     assert take(queue.group()) == ["x"]
     clock.advance("30m")
@@ -105,10 +104,11 @@ def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClo
 
 
 def test_each_message_expires_by_its_instant(queue: Queue, clock: ManualClock) -> None:
-    queue.schedule("s", every="1h", message=Message("x", expires_at="20m"))
-    clock.advance("90m")
-    queue.sweep()
-    assert take(queue.group()) == []
+    message, least = Message("x", expires_at="20m"), timedelta(microseconds=1)  # so no jitter
+    queue.schedule("s", every="1h", message=message, jitter=least, catch_up="all")
+    clock.advance("2h")
+    assert queue.sweep().scheduled == 2
+    assert take(queue.group()) == ["x"]
 
 
 def test_schedules_and_producers_of_the_same_name_do_not_meet(
@@ -308,7 +308,6 @@ def test_a_copy_has_the_schedules_and_continues_where_the_copy_was_made(
     queue.sweep()
     shutil.copytree(queue.path, tmp_path / "copy")
     copy = Queue.open(tmp_path / "copy", clock=clock).rehome(copy=True)
-    assert [schedule.name for schedule in copy.schedules()] == ["s"]
     assert copy.sweep().scheduled == 0
     clock.advance("1h")
     assert (copy.sweep().scheduled, queue.sweep().scheduled) == (1, 1)
@@ -337,8 +336,6 @@ def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(
     with pytest.raises(UnsupportedTable, match="'a'"):
         queue.sweep()
     assert instants(queue) == ["15 13:00"]
-    with pytest.raises(UnsupportedTable, match="'a'"):
-        queue.schedules()
     queue.remove_schedule("a")
     assert [schedule.name for schedule in queue.schedules()] == ["s"]
 
