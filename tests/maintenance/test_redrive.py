@@ -33,8 +33,7 @@ def test_a_redriven_message_is_as_it_was_first_published(queue: Queue, names_its
     assert message == having(message_id="id-0", key="k0", value=b"0", delivery_count=1)
     assert message.headers["own"] == "1"
     assert message.headers["spark_mq.group"] == "default"
-    assert "spark_mq.redriven_from" in message.headers
-    assert not {"spark_mq.error", "spark_mq.reason"} & set(message.headers)
+    assert set(message.headers) == {"own", "spark_mq.group", "spark_mq.redriven_from"}
 
 
 def test_a_condition_chooses_what_goes_back(queue: Queue) -> None:
@@ -172,7 +171,6 @@ def test_the_warning_about_dead_messages_names_ten_groups(
     (warning,) = [line for line in caplog.messages if "left out" in line]
     assert "12 dead messages" in warning
     assert "'group-09' and 2 more" in warning
-    assert "group-10" not in warning
 
 
 def test_a_damaged_letter_is_named_and_the_others_are_redriven(

@@ -35,7 +35,7 @@ def test_a_repaired_message_keeps_all_but_its_value(queue: Queue) -> None:
     with_letters(queue, orders(1))
     (letter,) = queue.list_dead_letters()["dead_letter_sequence"].to_pylist()
     done = queue.redrive(transform=SQL)
-    assert (done.messages, done.failed, done.failures) == (1, 0, {})
+    assert (done.to_arrow().to_pylist(), done.failures) == ([{"messages": 1, "failed": 0}], {})
     (message,) = lease(queue).messages
     assert message.value == b'{"id":0,"currency":"EUR"}'
     assert (message.message_id, message.key, message.priority) == ("id-0", "k0", 0)
@@ -59,8 +59,6 @@ def test_a_trace_follows_a_repair_both_ways_and_names_the_transform(queue: Queue
     trace = queue.trace(message.sequence)
     assert trace.earlier == having(sequence=first)
     assert trace.events[0] == having(event="repaired", detail=f"error = 'bad' by {SQL}")
-    (change,) = [change for change in queue.changes() if change.operation == "redriven"]
-    assert change.detail == f"error = 'bad' by {SQL}"
 
 
 def test_a_letter_for_which_the_transform_fails_stays(queue: Queue, limits: Limits) -> None:
@@ -69,13 +67,11 @@ def test_a_letter_for_which_the_transform_fails_stays(queue: Queue, limits: Limi
     sql = "CAST(CAST(6 / nullif(CAST(value AS INT), 0) AS INT) AS TEXT)"
     trial = queue.redrive(transform=sql, dry_run=True)
     done = queue.redrive(transform=sql)
-    assert done == having(messages=3, failed=3, failures=trial.failures)
-    assert sum(done.failures.values()) == 3
+    assert done == having(messages=3, failed=3, failures=trial.failures, staying="")
     assert any("DuckDB raised ConversionException" in text for text in done.failures)
     assert back(queue) == ["6", "2", "1"]
     assert queue.list_dead_letters()["message_id"].to_pylist() == ["id-1", "id-3", "id-4"]
-    rest = queue.redrive(transform="'none'")
-    assert (rest.messages, rest.failed) == (3, 0)
+    assert queue.redrive(transform="'none'") == having(messages=3, failed=0)
 
 
 def test_sql_makes_nothing_of_a_value_that_is_no_text(queue: Queue) -> None:
@@ -212,8 +208,7 @@ def test_repaired_letters_go_to_another_queue() -> None:
 
 def test_a_limit_counts_the_letters_that_the_transform_gets(queue: Queue) -> None:
     with_letters(queue, ["x", *orders(3)])
-    done = queue.redrive(transform=SQL, limit=2)
-    assert (done.messages, done.failed) == (1, 1)
+    assert queue.redrive(transform=SQL, limit=2) == having(messages=1, failed=1)
     assert queue.list_dead_letters().num_rows == 3
 
 

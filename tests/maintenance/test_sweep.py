@@ -450,9 +450,9 @@ def test_what_a_restore_brought_back_is_not_deleted(delta_queue: Make, limits: L
 
 def test_a_sweep_of_an_empty_queue_does_nothing(queue: Queue) -> None:
     assert queue.sweep() == SweepReport()
-    assert str(SweepReport(1, 2, 3, 4, 5, 6, 7, 8)) == (
+    assert str(SweepReport(1, 2, 3, 4, 5, 6, 7, 8, (*"abcdef",))) == (
         "expired: 1, routed: 2, trimmed files: 3, cleaned files: 4, indexed commits: 5, archived "
-        "commits: 6, scheduled: 7, completed batches: 8"
+        "commits: 6, scheduled: 7, completed batches: 8, trim blocked by: a, b, c, d, e and 1 more"
     )
 
 

@@ -73,7 +73,7 @@ def test_a_path_that_is_another_delta_table(
     assert error.path == str(tmp_path)
 
 
-@pytest.mark.parametrize("call", [Queue.open, Queue.create])
+@pytest.mark.parametrize("call", [Queue.open, Queue.create, lambda at: Queue.drop_at(at, at.name)])
 @pytest.mark.parametrize("description", [None, "mine", '{"format": "other"}', "[1]"])
 def test_messages_of_somebody_else(
     refused: Refused, tmp_path: Path, description: str | None, call: Callable[..., Any]
