@@ -12,16 +12,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from support.byte_store import ByteStore
-from support.handles import (
-    Killed,
-    clean_messages,
-    history,
-    index_commits,
-    lease,
-    notes,
-    take_all,
-    until,
-)
+from support.handles import Killed, clean_messages, history, index_commits, lease, take_all, until
 from support.marks import slow_but
 from support.queues import Make
 from support.tables import messages_of, put_back
@@ -198,9 +189,11 @@ def test_a_log_that_went_back_and_grew_again_is_refused(past: Past, tmp_path: Pa
     assert set(again) <= set(late_values(path))
 
 
-@pytest.mark.parametrize(("old", "skipped"), [(["leases"], []), (["leases", "commits"], [3])])
+@pytest.mark.parametrize(
+    ("old", "skipped", "versions"), [(["leases"], 0, 8), (["leases", "commits"], 3, 9)]
+)
 def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
-    delta_queue: Make, clock: ManualClock, old: list[str], skipped: list[int]
+    delta_queue: Make, clock: ManualClock, old: list[str], skipped: int, versions: int
 ) -> None:
     """If commits/ has forgotten what the trim dropped, it is not counted."""
     queue = delta_queue(retention=0)
@@ -216,12 +209,10 @@ def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
     with pytest.raises(TablesDisagree, match="trimmed"):
         late(queue.path).group().lease("w")
     restored = late(queue.path)
-    assert restored.recover(dry_run=True).skipped == restored.recover().skipped == sum(skipped)
+    assert restored.recover(dry_run=True).skipped == restored.recover().skipped == skipped
     assert not restored.recover().needed
-    changes = [note["messages"] for note in notes(restored) if note["operation"] == "recover"]
-    assert changes == [*skipped, 0], "in the group, and for the horizon"
     assert late_values(queue.path) == ["3"]
-    assert history(restored)["version"].to_pylist() == [*range(1, 8 + len(skipped))]
+    assert history(restored)["version"].to_pylist() == [*range(1, versions)]
     assert late(queue.path).sweep().routed == 0
 
 
