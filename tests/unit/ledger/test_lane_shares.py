@@ -171,16 +171,11 @@ def test_a_blocked_message_is_the_reason_although_a_lane_is_at_its_limit():
     assert not grant.blocked_for_now, "only the owner can help"
 
 
-def test_messages_without_a_key_have_no_limit():
-    group = ordered(file_of(1, (0, 0, 9), (0, None, 9)), order="none", max_in_flight_per_key=2)
-    assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 2, None: 9}
-
-
-def test_the_limit_counts_all_priorities():
-    group = ordered(
-        file_of(1, (9, 0, 2), (0, 0, 9), (0, 1, 9)), order="none", max_in_flight_per_key=3
-    )
-    assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 3, 1: 3}
+def test_the_limit_counts_all_priorities_and_messages_without_a_key_have_none():
+    file = file_of(1, (9, 0, 2), (0, 0, 9), (0, 1, 9), (0, None, 9))
+    group = ordered(file, order="none", max_in_flight_per_key=3)
+    assert Counter(lanes_of(group, group.lease("a", 100))) == {0: 3, 1: 3, None: 9}
+    assert group.ask("b", 100).blocked_because.endswith(" in lane 0, lane 1")
 
 
 def test_what_a_lane_leaves_of_its_share_goes_to_the_oldest_of_the_others():

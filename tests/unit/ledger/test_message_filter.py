@@ -14,8 +14,6 @@ from spark_mq import GroupSettings
 from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_filter import FILTERS, RowRuns, filter_id
 
-KIND = FILTERS
-
 
 @pytest.mark.parametrize(
     ("given", "text", "meant"),
@@ -30,15 +28,15 @@ KIND = FILTERS
     ],
 )  # fmt: skip
 def test_python_and_text_mean_the_same(given: Any, text: str, meant: dict[str, Any]) -> None:
-    assert KIND.check("filter", given) == KIND.check("filter", text) == meant
-    assert KIND.show(meant).startswith("{") == text.startswith("{"), "shown as it is typed"
+    assert FILTERS.check("filter", given) == FILTERS.check("filter", text) == meant
+    assert FILTERS.show(meant).startswith("{") == text.startswith("{"), "shown as it is typed"
 
 
 def test_a_filter_has_a_hundred_values_at_most() -> None:
     headers = {str(n): "a" for n in range(99)}
-    assert KIND.check("filter", {"header": headers, "key_prefix": "x"})
+    assert FILTERS.check("filter", {"header": headers, "key_prefix": "x"})
     with pytest.raises(InvalidOption):
-        KIND.check("filter", {"header": headers, "key_prefix": ["x", "y"]})
+        FILTERS.check("filter", {"header": headers, "key_prefix": ["x", "y"]})
 
 
 texts = st.text(st.sampled_from('=, {"\u00e9\x00'), max_size=4)
@@ -56,17 +54,12 @@ filters = st.fixed_dictionaries(
 
 @given(filters)
 def test_what_is_shown_and_stored_can_be_given_again(one: dict[str, Any]) -> None:
-    clean = KIND.check("filter", one)
-    assert KIND.check("filter", KIND.show(clean)) == clean
+    clean = FILTERS.check("filter", one)
+    assert FILTERS.check("filter", FILTERS.show(clean)) == clean
     settings = GroupSettings().changed(filter=one)
     stored = json.loads(json.dumps(settings.encoded()))
     assert GroupSettings.decoded(stored) == settings
     assert filter_id(GroupSettings.decoded(stored).filter or {}) == filter_id(clean)
-
-
-def test_a_ledger_without_the_setting_has_no_filter() -> None:
-    stored = {name: one for name, one in GroupSettings().encoded().items() if name != "filter"}
-    assert GroupSettings.decoded(stored).filter is None
 
 
 def test_runs_are_clipped_to_the_rows_asked_for() -> None:

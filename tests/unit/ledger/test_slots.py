@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.slots import (
     SlotLayout,
     decode_slots,
@@ -18,7 +18,7 @@ from spark_mq.ledger.slots import (
     valid_slots,
 )
 
-from .slot_files import LANES, file_of
+from .slot_files import LANES, LAYOUT, file_of
 
 slots = st.lists(st.tuples(st.integers(0, 49), st.integers(1, 5)), min_size=1, max_size=30)
 
@@ -93,18 +93,6 @@ def test_priorities_of_a_text() -> None:
     assert priorities_of(encode_slots(4, unsorted)) == 0
 
 
-def _index() -> MessageIndex:
-    layout = SlotLayout(4)
-    high = encode_slots(4, [(layout.number(5, 0), 1), (layout.number(0, 2), 2)])
-    plain = encode_slots(4, [(layout.number(0, 1), 2), (layout.number(0, 3), 2)])
-    files = [
-        DataFile(sequence(1, 0), 3, "a", 10, 1, slots=high),
-        DataFile(sequence(2, 0), 2, "b", 10, 1),
-        DataFile(sequence(3, 0), 4, "c", 10, 1, slots=plain),
-    ]
-    return MessageIndex(files, 3, lanes=4)
-
-
 @given(
     st.lists(st.sets(st.integers(0, LANES - 1), min_size=1), min_size=1, max_size=300),
     st.lists(st.tuples(st.integers(0, 2_000), st.integers(0, 2_000)), min_size=1, max_size=5),
@@ -143,11 +131,12 @@ def test_a_file_that_begins_after_a_range_is_not_in_it() -> None:
 
 
 def test_a_smaller_index_keeps_the_slots_of_its_files() -> None:
-    index = _index()
-    kept = index.without_settled(sequence(1, 2))
-    assert list(kept.files) == list(index.files)[1:]
-    assert kept.layout == SlotLayout(4)
+    first, second = file_of(1, (5, 0, 1), (0, 2, 2)), file_of(2, (0, 1, 2), (0, 3, 2))
+    index = MessageIndex([first, second], 2, lanes=LANES)
+    kept = index.without_settled(first.last)
+    assert list(kept.files) == [second]
+    assert kept.layout == SlotLayout(LANES)
     assert kept.priorities_after(-1) == 1
-    assert list(kept.slot_runs(sequence(3, 0), sequence(3, 3))) == list(
-        index.slot_runs(sequence(3, 0), sequence(3, 3))
-    )
+    assert [number for number, *_ in kept.slot_runs(0, second.last)] == [
+        LAYOUT.number(0, 1), LAYOUT.number(0, 3),
+    ]  # fmt: skip

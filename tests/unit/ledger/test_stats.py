@@ -10,9 +10,9 @@ from spark_mq.ledger.stats import compute_stats
 from spark_mq.util.clock import to_seconds
 
 
-def age(group: Group) -> float | None:
+def age(group: Group, of: str = "oldest_unsettled_age") -> float | None:
     stats = compute_stats(group.ledger, group.index, group.rules, group.now)
-    return to_seconds(stats.oldest_unsettled_age)
+    return to_seconds(getattr(stats, of))
 
 
 def test_settled_messages_do_not_make_the_oldest_message_older():
@@ -76,6 +76,5 @@ def test_a_lease_has_the_age_of_its_start():
     ):
         act()
         group.now += 20 * SECOND
-        stats = compute_stats(group.ledger, group.index, group.rules, group.now)
-        ages.append(to_seconds(stats.oldest_lease_age))
+        ages.append(age(group, "oldest_lease_age"))
     assert ages == [20, 40, 40, None]
