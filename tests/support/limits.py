@@ -46,6 +46,7 @@ PLACES = {
     "lead_seconds": "storage.optimistic_commit.LEAD_SECONDS",
     "leftover_look": "storage.table_cleanup.LOOK_SECONDS",
     "leftovers": "storage.table_cleanup._MAX_LISTED",
+    "listed_ranges": "ledger.ranges.LIST_LIMIT",
     "line_gather": "storage.local_turn.GATHER_SECONDS",
     "line_patience": "storage.local_turn.PATIENCE_SECONDS",
     "line_poll": "storage.local_turn.POLL_SECONDS",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.having import having
+from support.limits import set_limits
 
 from spark_mq.errors import IllegalTransition
 from spark_mq.ledger.editor import LedgerEditor
@@ -23,6 +24,15 @@ from spark_mq.ledger.ranges import (
 )
 
 from .ledger_kinds import INDEX, KINDS, SEQS, kind_lists, ledger_of
+
+
+@pytest.fixture(autouse=True, scope="module", params=[100, -1], ids=["list", "table"])
+def stored_as(request):
+    """How ledgers keep their ranges."""
+    with pytest.MonkeyPatch.context() as patch:
+        set_limits(patch, listed_ranges=request.param)
+        yield
+
 
 LEGAL = {
     "unread": {"leased", "available", "dead", "transferring", "settled"},
@@ -138,6 +148,8 @@ def test_a_draft_without_changes_is_the_same_ledger():
     editor.add(Range(9, 9, LEASED, 0), Range(9, 9, UNREAD, 0))
     assert not editor.changed
     assert editor.build() is ledger
+    editor.record_event("seek", KINDS[0])
+    assert list(editor.build()) == list(ledger)
 
 
 def test_alike_ranges_with_another_between_stay_apart():

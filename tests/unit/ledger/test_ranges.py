@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.limits import set_limits
 
 from spark_mq.errors import NotAQueue
-from spark_mq.ledger import ranges as stored_ranges
 from spark_mq.ledger.breaker import Breaker
 from spark_mq.ledger.message_index import sequence
 from spark_mq.ledger.ranges import (
@@ -115,7 +114,7 @@ def test_a_list_and_a_table_of_ranges_give_the_same_answers(kinds, states, condi
     ranges = list(ledger_of(kinds))
     small = Ledger(LedgerHeader(), ranges)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_ranges, "LIST_LIMIT", -1)
+        set_limits(patch, listed_ranges=-1)
         large = Ledger(LedgerHeader(), ranges)
     assert small.rows is not None
     assert large.rows is None
@@ -146,7 +145,7 @@ def test_the_ranges_over_an_interval(kinds, first, last):
 
 def test_a_slice_of_a_table_makes_the_same_ledger(monkeypatch):
     """Views of integers must heed a table's offset and chunks."""
-    monkeypatch.setattr(stored_ranges, "LIST_LIMIT", -1)  # or it would be a list
+    set_limits(monkeypatch, listed_ranges=-1)  # or it would be a list
     ranges = ranges_of([1, 2, 3, 4, 5, 1, 2])
     table = Ledger.from_ranges(LedgerHeader(), ranges).ranges
     for sliced in (table.slice(2, 4), pa.concat_tables([table.slice(2, 1), table.slice(3, 3)])):
