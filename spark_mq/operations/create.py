@@ -224,10 +224,9 @@ def _open_dead_letters(context: QueueContext, *, create: bool) -> QueueContext |
 def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueContext:
     """Note that a queue was moved or copied, and reopen it. A copy gets a new id."""
     root, options = context.path, context.storage_options
-    messages, _, _ = _stores(root, options, context.settings)
 
-    def described(text: str | None) -> str:
-        settings = QueueSettings.from_json(text, root) or context.settings
+    def described() -> str:
+        settings = context.settings
         if not copy:
             return replace(settings, home=canonical_path(root, options)).to_json()
         target = settings.dead_letter_path
@@ -237,7 +236,7 @@ def rehome(context: QueueContext, *, copy: bool, place: str | None) -> QueueCont
         copied = identified(settings, root, options)
         return replace(copied, dead_letter_path=target, former_ids=former).to_json()
 
-    messages.describe(described)
+    context.messages.describe(described)
     return open_context(root, options, context.clock)
 
 
@@ -339,12 +338,10 @@ def configure_queue(context: QueueContext, changes: Mapping[str, Any]) -> QueueS
     """Change settings of a queue, and note it in ``leases/``. Return all. Raise InvalidOption."""
     for name, value in changes.items():
         _check_name(name, value)
-    context.settings.changed(**changes)  # a bad value is refused before any look
-
     seen: list[QueueSettings] = []  # before and after, of the last try
 
-    def described(text: str | None) -> str:
-        before = QueueSettings.from_json(text, context.path) or context.settings
+    def described() -> str:
+        before = context.settings
         seen[:] = before, before.changed(**changes)
         return seen[1].to_json()
 

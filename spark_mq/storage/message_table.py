@@ -71,9 +71,9 @@ class MessageTable(MessageLog):
                 },
             )
 
-    def describe(self, text: Callable[[str | None], str], operation: str = "describe") -> None:
-        """Change the description by a function that may run again, in one commit."""
-        self._change_metadata(lambda state: {"description": text(state.description)}, operation)
+    def describe(self, text: Callable[[], str], operation: str = "describe") -> None:
+        """Change the description in one commit, by a function that runs after each look."""
+        self._change_metadata(lambda _: {"description": text()}, operation)
 
     def change_property(
         self, key: str, value: Callable[[TableState], str | None], operation: str
