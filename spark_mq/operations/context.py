@@ -59,7 +59,7 @@ class QueueContext:
         clock: Clock | None = None,
         storage_options: Mapping[str, str] | None = None,
         open_dead_letters: Callable[..., Any],  # with `create`, or it may return None
-        reopen: Callable[..., QueueContext] | None = None,
+        reopen: Callable[..., QueueContext],
     ) -> None:
         self.path = path
         self._settings = settings
@@ -78,7 +78,7 @@ class QueueContext:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        if self._reopen is None or is_in_memory(self.path):
+        if is_in_memory(self.path):
             raise TypeError(
                 f"Queue({self.path!r}) is kept in memory: it cannot be pickled, nor used by "
                 f"another process"
@@ -87,8 +87,7 @@ class QueueContext:
         return self._reopen, (self.path, self.storage_options, clock)
 
     def reopened(self) -> QueueContext:
-        reopen = self._reopen
-        return self if reopen is None else reopen(self.path, self.storage_options, self.clock)
+        return self._reopen(self.path, self.storage_options, self.clock)
 
     @property
     def settings(self) -> QueueSettings:

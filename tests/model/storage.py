@@ -251,7 +251,7 @@ class Rig:
     ) -> QueueContext:  # fmt: skip
         history: Any = NoHistory()
         return QueueContext(
-            path, settings, log, leases, history=history, clock=self.clock,
+            path, settings, log, leases, history=history, clock=self.clock, reopen=self._context,
             open_dead_letters=lambda itself, **_: dead or itself,
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ from support.queues import Place, place
 from support.tables import parquet_bytes
 
 from spark_mq.delta.object_store import ObjectStore
+from spark_mq.testing import memory_queue
 
 __all__ = ["place"]
 
@@ -163,8 +164,9 @@ def test_a_child_sees_what_is_below_its_folder_alone(store: ObjectStore) -> None
 
 def test_another_process_opens_the_store_except_in_memory(store: ObjectStore) -> None:
     if store.root.startswith("memory:"):
-        with pytest.raises(TypeError, match="kept in memory"):
-            pickle.dumps(store)
+        for kept in (store, memory_queue()):
+            with pytest.raises(TypeError, match="kept in memory"):
+                pickle.dumps(kept)
         return
     again = pickle.loads(pickle.dumps(store.child("below")))
     again.write("file", b"1")
