@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -95,6 +95,7 @@ _END: Final = (
     *("committed_at", "first_leased_at", *_KEPT),
 )
 _OF_MESSAGE: Final = ("consumer_group", "event", "outcome", "committed_at", "batch_size", *_KEPT)
+_first_of: Final = attrgetter("first")
 _last_of: Final = attrgetter("last")
 _kind: Final = attrgetter("state", *_KEPT)
 _UNDOING: Final = ("seek", REWOUND)  # events that make messages unread again
@@ -226,7 +227,7 @@ def _ends(group: GroupLedger, low: int, high: int) -> list[SettledRange]:
     """Return the known ends of a group's messages in ``low..high``, in order."""
     rows = read_group_history(group, _END)
     ends = [_settled_range(end, *place) for end, place in last_ends(rows, low, high)]
-    return sorted(ends, key=attrgetter("first"))
+    return sorted(ends, key=_first_of)
 
 
 def _joined(ends: Iterable[SettledRange], index: MessageIndex) -> list[SettledRange]:
@@ -242,15 +243,13 @@ def _joined(ends: Iterable[SettledRange], index: MessageIndex) -> list[SettledRa
 
 
 def _adjoin(before: SettledRange, after: SettledRange, index: MessageIndex) -> bool:
-    return after.first <= before.last + 1 or not index.count(before.last + 1, after.first - 1)
+    return (index.first_at_or_after(before.last + 1) or 0) >= after.first
 
 
 def _split(r: Range, ends: list[SettledRange], index: MessageIndex) -> Iterator[Range]:
     at = r.first
-    for row in range(bisect_left(ends, r.first, key=_last_of), len(ends)):
-        end = ends[row]
-        if end.first > r.last:
-            break
+    low, high = bisect_left(ends, r.first, key=_last_of), bisect_right(ends, r.last, key=_first_of)
+    for end in ends[low:high]:
         yield from _piece(r, at, end.first - 1, index)
         shown = r._replace(state=end.state, **{name: getattr(end, name) for name in _KEPT})
         yield from _piece(shown, max(at, end.first), end.last, index)
