@@ -358,10 +358,6 @@ def _find_earlier(context: QueueContext, sequence: int, message_id: str, letter:
     named = _named_by(context, letter)
     if named is not None:
         return named
-    index = context.messages.index()
-    number = whole_number(message_id)
-    if number is not None and number < sequence and index.first_at_or_after(number) == number:
-        return number  # the publisher gave no id, so it was the sequence
     earlier = [at for at, _ in _with_id(context.messages, message_id, 0, sequence - 1)]
     return earlier[-1] if earlier else None
 
