@@ -96,7 +96,7 @@ def test_a_publish_that_meets_no_id_reads_no_ledger(queue: Queue, byte_store: By
     publish(queue, "b")
     assert calls == []
     publish(queue, "a")
-    assert calls
+    assert len(calls) == len(set(calls)) > 0, "it looks once"
 
 
 def test_ids_are_kept_as_long_as_they_are_held_and_no_longer(queue: Queue, limits: Limits) -> None:

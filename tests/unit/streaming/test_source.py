@@ -637,11 +637,12 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage(error:
     assert len(calls) == 2
 
 
-def test_a_limit_removed_while_it_is_reached_is_removed() -> None:
+@pytest.mark.parametrize("limit", [None, 3_600_000_000])
+def test_a_limit_changed_while_it_is_reached_counts_no_longer(limit: int | None) -> None:
     extended = threading.Semaphore(0)
 
     def on_limit(lease_id: str) -> bool:
-        alive.set_limit([lease_id], None)
+        alive.set_limit([lease_id], limit)
         return False
 
     alive = KeepAlive(lambda *_: extended.release(), on_limit)
