@@ -73,7 +73,7 @@ def test_a_settled_batch_sends_one_message_with_its_counts(queue: Queue, done: Q
     )
     held = lease(queue, 3)  # the first three of six: other, a, b
     assert queue.sweep().completed_batches == 0
-    held.ack()
+    held.ack(held.messages[1:])  # what is behind the other one counts
     assert queue.batches()[0] == having(name="import-7", settled=2)
     lease(queue, 2).ack()  # other, c
     assert [queue.sweep().completed_batches for _ in range(3)] == [1, 0, 0]
@@ -90,7 +90,6 @@ def test_a_settled_batch_sends_one_message_with_its_counts(queue: Queue, done: Q
     first, second = queue.batches()
     assert first == having(state="complete", messages=3, settled=3)
     assert first.counts == value["groups"]
-    assert first.completed_at is not None
     assert second == having(name="import-8", state="open", messages=1, settled=0, to=None)
 
 
@@ -124,17 +123,6 @@ def test_a_failed_message_holds_the_batch_until_its_retry_is_settled(
     assert queue.sweep().completed_batches == 0
     lease(queue).ack()
     queue.sweep()
-    assert counted(done) == {"acked": 2}
-
-
-def test_a_batch_is_settled_behind_a_message_that_is_not(queue: Queue, done: Queue) -> None:
-    queue.publish("other")
-    publish_and_close(queue, done)
-    lease(queue, 1)
-    lease(queue, 1).ack()
-    assert queue.batches()[0].settled == 1
-    lease(queue, 1).ack()
-    assert queue.sweep().completed_batches == 1
     assert counted(done) == {"acked": 2}
 
 
@@ -366,7 +354,9 @@ def test_a_batch_older_than_the_history_has_unknown_outcomes(clock: ManualClock)
     assert batch.counts["default"] == counts(unknown=2)
 
 
-def test_an_old_complete_batch_is_removed_with_its_messages(make: Make, clock: ManualClock) -> None:
+def test_an_old_complete_batch_is_removed_with_its_messages(
+    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = make(retention="1h", history_retention="1d")
     queue.publish(["a"], batch_id="b")
     queue.group().ensure()
@@ -381,10 +371,15 @@ def test_an_old_complete_batch_is_removed_with_its_messages(make: Make, clock: M
         clock.advance("2h")
     assert queue.batches() == [having(name="b", state="complete")]
     clock.advance("2d")
+    other = again(queue)
+
+    def remove_and_close_again() -> None:
+        other.sweep()
+        assert queue.batches() == []
+        publish_and_close(other, other, "new")
+
+    on_commit(monkeypatch, "messages", before=remove_and_close_again)
     queue.sweep()
-    assert queue.batches() == []
-    queue.publish(["new"], batch_id="b")
-    queue.close_batch("b", to=queue)
     ack_all(queue)
     queue.sweep()
     assert queue.batches()[0] == having(state="complete", messages=1)
@@ -411,12 +406,18 @@ def test_a_missing_target_fails_the_sweep_and_is_tried_again(
     assert len(completions(made)) == 1
 
 
-def test_an_entry_of_another_version_is_named(queue: Queue, done: Queue) -> None:
+def test_an_entry_of_another_version_is_named(make: Make, clock: ManualClock) -> None:
+    queue = make(retention="1h", history_retention="1d")
     queue.publish(["a"], batch_id="b")
+    queue.publish(["other"])
+    ack_all(queue)
+    clock.advance("3d")
     entry = "spark_mq.batch.b"
     messages_of(queue).change_property(entry, lambda _: '{"format": 99}', "by hand")
-    for call in (queue.batches, queue.sweep, lambda: queue.close_batch("b", to=done)):
+    for call in (queue.batches, queue.sweep, lambda: queue.close_batch("b", to=queue)):
         with pytest.raises(UnsupportedTable, match=r"batch 'b' of .* cannot be read"):
             call()
     with pytest.raises(BatchClosed):
         queue.publish(["c"], batch_id="b")
+    messages_of(queue).change_property(entry, lambda _: None, "by hand")
+    assert queue.batches() == [having(messages=1, settled=1)], "no sweep has forgotten it"
