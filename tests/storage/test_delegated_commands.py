@@ -465,6 +465,10 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
     assert turn.request_id in str(files(queue))
 
 
+NO_LEASE = {"lease": {"worker_id": "w", "max_messages": 1, "intervals": []}}
+"""A lease of nothing. Only its own writer looks for the reason."""
+
+
 @pytest.mark.parametrize(
     "commands",
     [
@@ -473,6 +477,7 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
         [{"settle": 3}],
         [{"settle": {"parts": [{"verb": "burn", "lease_id": "x"}]}}],
         [{"lease": {"worker_id": "w", "max_messages": 1, "max_bytes": "much"}}],
+        [{"lease": {"worker_id": "w", "max_messages": 1, "intervals": [[0, 2**40], [9, 1]]}}],
         [{"lease": {"worker_id": "a/b", "max_messages": 1}}],
         [{"lease": {"worker_id": "w", "max_messages": 1, "fail_on_data_loss": []}}],
         [{"extend": {"targets": [[LEASE, None]], "timeout": 2**63}}],
@@ -481,7 +486,8 @@ def test_a_commit_that_is_lost_withdraws_nothing_of_others(
         [{"settle": {"parts": [{"verb": "nack", "lease_id": LEASE, "jitter": "much"}]}}],
         [{"settle": {"parts": [{"verb": "reject", "lease_id": LEASE, "reason": 5}]}}],
         [{"settle": {"parts": [{"verb": "reject", "lease_id": LEASE, "error": ["e"]}]}}],
-        [{"settle": {"parts": [{"verb": "ack", "lease_id": LEASE, "intervals": [[9, 1]]}]}}],
+        [{"settle": {"parts": [{"verb": "ack", "lease_id": LEASE, "intervals": [[0, 2**63]]}]}}],
+        [{"settle": {"parts": [{"verb": "ack", "lease_id": LEASE}]}}, NO_LEASE],
         [{"lease": {}, "settle": []}],
         ["lease"],
         None,
@@ -497,8 +503,6 @@ def test_a_request_that_makes_no_sense_runs_nothing(queue: Queue, commands: Any)
     assert len(sequences(own)) == 5
     stats = queue.group().stats()
     assert (stats.leased, stats.dead, stats.ready) == (7, 0, 13)
-    leased(sharing(again(queue)), 5).ack()
-    assert {one.worker_id for one in queue.group().leases()} == {"w"}
 
 
 def put_request(queue: Queue, data: bytes, name: str | None = None) -> str:
@@ -611,8 +615,9 @@ def test_an_outcome_that_cannot_be_read_is_an_error(queue: Queue, byte_store: By
         log.commit(Change("newer", {"operation": "ack", SERVED: served}), log.refresh().version)
 
     on_look(byte_store, sharing(queue), answer)
-    with pytest.raises(errors.StorageError, match="one version of spark_mq"):
+    with pytest.raises(errors.StorageError, match="one version of spark_mq") as raised:
         held.ack()
+    assert raised.value.landed
 
 
 def test_a_settle_of_a_lost_lease_fails_at_its_own_caller(
