@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from support.approved import assert_approved, without_what_varies
 from support.handles import lease, leased
-from support.tables import on_publish
+from support.tables import on_publish, on_write
 from support.working import drain, fail
 
 from spark_mq import Lease, LeaseLost, Message, Queue
@@ -81,15 +81,18 @@ def test_spans_and_metrics_are_as_they_were_approved(
     queue.publish("m")
     billing.work(nothing, **work)
     mail.seek("latest")
-    queue.publish("n")
+    queue.publish(["n", "o"])
     mail.work(fail, **work, on_error="reject")
 
     def full(_: object) -> None:
         raise OSError("disk full")
 
+    kept = billing.lease("worker-1")
     on_publish(monkeypatch, queue, full)
-    with pytest.raises(OSError, match="disk full"):
-        queue.publish("o")
+    on_write(monkeypatch, queue, full)
+    for call in (lambda: queue.publish("p"), lambda: billing.lease("worker-1"), kept.ack):
+        with pytest.raises(OSError, match="disk full"):
+            call()
     shown = [*shown_spans(recorded.spans()), *shown_metrics(recorded.metrics())]
     texts = ((title, without_what_varies(text, tmp_path)) for title, text in shown)
     assert_approved(APPROVED, texts)
