@@ -24,16 +24,16 @@ class KeepAlive:
     `extend` sets the deadline of some leases, by id, to now + its second argument in microseconds.
     It raises LeaseLost if one of them holds nothing. Leases of one timeout share a call.
 
-    `on_limit` gets the id of a lease that has reached its limit. It returns whether the lease has
-    ended. If not, it gets the id again soon. Without it, a warning says so.
+    `on_limit` gets the id of a lease that has reached its limit, again and again until the lease is
+    removed. Without it, a warning says so, and the lease is removed.
     """
 
     def __init__(
         self,
         extend: Callable[[Sequence[str], int], object],
-        on_limit: Callable[[str], bool] | None = None,
+        on_limit: Callable[[str], object] | None = None,
     ) -> None:
-        self._extend, self._on_limit = extend, on_limit or _warn
+        self._extend, self._on_limit = extend, on_limit or self._warn
         self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -99,8 +99,8 @@ class KeepAlive:
             lease.due = min(now + lease.seconds / 3, max(lease.end, now + _LOOK_SECONDS))
         try:
             for lease in kept:
-                if lease.end <= now and self._on_limit(lease.lease_id):
-                    self.remove(lease.lease_id)
+                if lease.end <= now:
+                    self._on_limit(lease.lease_id)
             held = [lease for lease in kept if not lease.lost and lease.end > now]
             for timeout in due:
                 of = [lease for lease in held if lease.timeout == timeout]
@@ -127,12 +127,12 @@ class KeepAlive:
         except LeaseLost:
             lease.lost = True  # all of it is settled or lost, so there is nothing to extend
 
-
-def _warn(_: str) -> bool:
-    _log.warning(
-        "a lease reached its longest duration. Its unsettled messages expire and are redelivered"
-    )
-    return True
+    def _warn(self, lease_id: str) -> None:
+        _log.warning(
+            "a lease reached its longest duration. "
+            "Its unsettled messages expire and are redelivered"
+        )
+        self.remove(lease_id)
 
 
 @dataclass(slots=True, eq=False)

@@ -110,14 +110,11 @@ class HeldLeases:
         for lease in held:
             lease.held.move_deadline(deadline)
 
-    def _end_at_limit(self, lease_id: str) -> bool:
-        """Return whether a lease has ended, and end its tasks then."""
+    def _end_at_limit(self, lease_id: str) -> None:
+        """End the tasks of a lease if it has ended. Then the feed removes it."""
         lease = self._leases.get(lease_id)
-        if lease is None:
-            return True
-        if ended := lease.has_ended():
+        if lease is not None and lease.has_ended():
             self._on_end(lease)
-        return ended
 
 
 class FeedCommits:

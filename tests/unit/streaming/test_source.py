@@ -6,7 +6,6 @@ import os
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -597,25 +596,14 @@ def test_a_hung_batch_loses_its_lease_after_the_longest_lease_duration() -> None
         if len(asked) > 1 and timeout < 30_000:
             ended.set()
 
-    alive = keep_alive(extend, over, timeout=30_000, limit=200_000)  # 30 ms, 200 ms
+    alive = KeepAlive(extend, lambda _: over.set())
+    alive.add("lease", timeout=30_000, limit=200_000)  # 30 ms, 200 ms
     try:
         assert ended.wait(10), "the last extension does not reach beyond the limit"
         assert over.wait(10)
     finally:
         alive.stop()
     assert max(asked) <= 30_000
-
-
-def keep_alive(
-    extend: Callable[..., object], over: threading.Event, timeout: int, limit: int
-) -> KeepAlive:
-    """Extend a lease. The event is set at its limit."""
-
-    def on_limit(_: str) -> bool:
-        over.set()
-        return True
-
-    return KeepAlive(extend, on_limit).add("lease", timeout, limit)
 
 
 @pytest.mark.parametrize("error", [OSError("the store is away"), RuntimeError("503 slow down")])
@@ -629,7 +617,8 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage(error:
             raise error
         raise LeaseLost("it holds nothing", lease_id="x", lost=[], result=None)
 
-    alive = keep_alive(extend, over, timeout=3_000, limit=SECOND)
+    alive = KeepAlive(extend, lambda _: over.set())
+    alive.add("lease", timeout=3_000, limit=SECOND)
     try:
         assert over.wait(10)
     finally:
@@ -640,12 +629,7 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage(error:
 @pytest.mark.parametrize("limit", [None, 3_600_000_000])
 def test_a_limit_changed_while_it_is_reached_counts_no_longer(limit: int | None) -> None:
     extended = threading.Semaphore(0)
-
-    def on_limit(lease_id: str) -> bool:
-        alive.set_limit([lease_id], limit)
-        return False
-
-    alive = KeepAlive(lambda *_: extended.release(), on_limit)
+    alive = KeepAlive(lambda *_: extended.release(), lambda name: alive.set_limit([name], limit))
     alive.add("lease", timeout=30_000, limit=0)
     try:
         for _ in range(2):
