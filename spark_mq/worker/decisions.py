@@ -89,12 +89,10 @@ class Snooze(Decision):
 
 
 def _retry_delay(delay: Duration) -> int:
-    """Return the delay in microseconds. The error for text names the place of a reason."""
+    """Return the delay in microseconds. The error names the place of a reason."""
     try:
         return validate_duration("delay", delay, zero=True)
     except InvalidOption as wrong:
-        if not isinstance(delay, str | BaseException):
-            raise
         given = short_repr(safe_text(delay))
         raise InvalidOption(
             f"{wrong}. The first parameter is the delay: name the reason, Retry(error={given})",
