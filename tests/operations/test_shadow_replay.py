@@ -72,7 +72,7 @@ def test_outcomes_of_then_and_now(queue: Queue) -> None:
     def handler(message: ReceivedMessage) -> Any:
         if message.key in ("breaks", "fails"):
             raise KeyError(message.key)
-        return Snooze("1s") if message.key == "later" else None
+        return Snooze(0) if message.key == "later" else None
 
     report = replay(queue, handler)
     assert outcomes(report) == [
@@ -362,6 +362,7 @@ def test_a_call_that_takes_too_long_fails(hangs: Callable[..., None]) -> None:
     queue = settled("ack:a", "ack:slow", "ack:b")
     report = replay(queue, hangs, threads=2, timeout="50ms")
     assert [now for _, now, _ in outcomes(report)] == ["acked", "failed", "acked"]
+    assert report.table["seconds"][1].as_py() > 0.04
     assert "exceeded its time limit of 0.05s" in str(report.errors[0].error)
     assert report.summary.stopped_because == ""
 

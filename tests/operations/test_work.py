@@ -289,7 +289,7 @@ def test_a_verdict_after_max_lease_duration_is_refused(
     assert seen == [1, 2]
     assert summary == WorkSummary(leases=2, failed=0, settled=1, acked=1)
     assert events(queue, sequence) == ["leased", "lease_expired", "leased", "acked"]
-    assert caplog.text.count("max_lease_duration") == 1
+    assert caplog.text.count("max_lease_duration during 1 handler. The verdicts are refused") == 1
 
 
 def test_after_max_lease_duration_a_settle_of_several_leases_settles_the_others(

@@ -13,7 +13,7 @@ from support.byte_store import ByteStore, Outage
 from support.handles import again, until
 from support.limits import Limits
 from support.rule_variants import first, rule_variant
-from support.working import counts
+from support.working import counts, fail
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
 from spark_mq.errors import HandlerTimeout
@@ -120,7 +120,8 @@ def test_if_all_threads_hang_a_warning_says_so_and_ready_messages_wait(
 
     def has_waited() -> bool:
         """It has no thread for the next message, leaves it to others, and does not end."""
-        until(lambda: "all handlers have exceeded their time limit of 0.15s" in caplog.text)
+        text = "exceeded their time limit of 0.15s and still run. Nothing is leased until one"
+        until(lambda: text in caplog.text)
         before = len(looks)
         until(lambda: len(looks) > before)
         return seen == ["slow"] and counts(queue) == {"ready": 2}
@@ -184,6 +185,13 @@ def test_a_handler_that_hangs_in_a_failing_store_is_not_the_messages_failure(
         watcher.join(30)
     assert seen == [1, 1]
     assert (summary.acked, summary.nacked, summary.failed) == (1, 0, 0)
+
+
+@pytest.mark.timeout(20)
+def test_an_error_in_the_thread_of_the_time_limit_ends_the_work(queue: Queue) -> None:
+    queue.publish("slow")
+    with rule_variant("Pool.give_up", first(fail)), pytest.raises(ValueError, match="boom"):
+        work(queue, hang, shutdown_timeout=0)
 
 
 def test_with_an_ack_first_the_message_stays_acked(queue: Queue) -> None:
