@@ -455,12 +455,16 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 
 
-def test_the_ack_of_a_lease_leases_for_an_idle_thread(queue: Queue) -> None:
-    before, both = stocked(queue, "a", "b"), threading.Barrier(2, timeout=60)
+@pytest.mark.parametrize(("mode", "threads"), [("batch", 2), ("batch", 1), ("message", 1)])
+def test_the_ack_of_a_lease_leases_for_an_idle_thread(
+    queue: Queue, mode: str, threads: int
+) -> None:
+    before, all_together = stocked(queue, "a", "b"), threading.Barrier(threads, timeout=60)
 
-    def handle(_: Lease) -> None:
-        both.wait()
+    def handle(_: object) -> None:
+        all_together.wait()
 
-    work = queue.group().work(handle, mode="batch", threads=2, ack="on_receive", until="empty")
-    assert work.settled == 2
-    assert operations(queue, before) == ["lease", "ack+lease", "ack"]
+    options = {"mode": mode, "threads": threads, "ack": "on_receive", "until": "empty"}
+    assert queue.group().work(handle, **options).settled == 2
+    first_ack = ["ack+lease"] if threads > 1 else ["ack", "lease"]
+    assert operations(queue, before) == ["lease", *first_ack, "ack"]
