@@ -21,7 +21,8 @@ from support.rule_variants import first, rule_variant, then
 from support.tables import group_ledger_of, ledgers_of, on_commands
 from support.working import counts, drain, events
 
-from spark_mq import Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
+from spark_mq import Lease, Queue, ReceivedMessage, Reject, Retry, Snooze, WorkSummary, errors
+from spark_mq.ledger.settle import Settle
 from spark_mq.testing import ManualClock, memory_queue
 
 Handler = Callable[[ReceivedMessage], Any]
@@ -501,12 +502,13 @@ def test_a_thread_that_returns_while_its_lease_ends_takes_messages_again(
 
 
 def test_each_lease_is_extended_by_its_own_timeout(queue: Queue, clock: ManualClock) -> None:
-    group, go_on = queue.group().ensure(), Event()
+    group, go_on, handled = queue.group().ensure(), Event(), list[Lease]()
 
     def left() -> set[timedelta]:
-        return {held.until - clock() for held in group.leases()}
+        return {held.expires_at - clock() for held in handled}
 
-    def handle(_: object) -> None:
+    def handle(taken: Lease) -> None:
+        handled.append(taken)
         assert go_on.wait(60)
 
     with worker.working(group, handle, threads=2, poll_interval="10ms"):
@@ -550,10 +552,10 @@ def test_max_lease_duration_ends_no_handler_during_an_outage(
     """A settle of the same lease fails, so its deadline may pass. Later ones end it again."""
     queue.publish(["quick", "slow"])
     failed, passed, settled, restored = Event(), Event(), Event(), Event()
-    seen = list[int]()
+    group, seen, limit = again(queue).group(), list[int](), timedelta(seconds=1)
 
     def settle_or_look(run: Callable[[], Any], commands: Sequence[Any]) -> Any:
-        settles = bool(commands[0].lease_ids)
+        settles = isinstance(commands[0], Settle)
         if settles and not (failed.is_set() if is_over else passed.is_set()):
             failed.set()
             raise errors.ContentionTimeout("lost", group="default", attempts=9)
@@ -571,12 +573,14 @@ def test_max_lease_duration_ends_no_handler_during_an_outage(
             seen.append(message.delivery_count)
             assert (restored if is_over else failed).wait(60)
             if not is_over:
-                again(queue).group().pause()  # so that nobody leases it again
+                group.pause()  # so that nobody leases it again
+                clock.advance("10ms")
+                until(lambda: [held.until - clock() for held in group.leases()] == [limit])
             if message.delivery_count == 1:
                 clock.advance("31m")
             passed.set()
 
-    assert drain(queue, handle, threads=2, settle_linger=0).acked == 2
+    assert drain(queue, handle, threads=2, settle_linger=0, max_lease_duration=limit).acked == 2
     assert seen == ([1, 2] if is_over else [1])
 
 
