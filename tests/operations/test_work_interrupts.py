@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.handles import again, lease, until
 from support.rule_variants import first, rule_variant
+from support.tables import on_commands
 
 from spark_mq import Queue
 
@@ -61,10 +62,18 @@ def waiting(caplog: pytest.LogCaptureFixture) -> bool:
 
 @MODES
 def test_ctrl_c_says_what_it_waits_for_and_settles_it(
-    queue: Queue, mode: str, caplog: pytest.LogCaptureFixture
+    queue: Queue, mode: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A second one ends no settle that the thread of a handler has begun."""
     queue.publish([str(n) for n in range(20)])
-    calls: list[Any] = []
+    calls, looks = list[Any](), threading.Semaphore(0)
+
+    def press_again(run: Callable[[], Any], commands: Any) -> Any:
+        if mode == "batch" and commands[0].lease_ids:
+            press_ctrl_c()
+            for _ in range(2):
+                assert looks.acquire(timeout=30)
+        return run()
 
     def handle(work: Any) -> None:
         calls.append(work)
@@ -72,7 +81,9 @@ def test_ctrl_c_says_what_it_waits_for_and_settles_it(
         until(lambda: waiting(caplog))
 
     before = signal.getsignal(signal.SIGINT)  # a Spark session in this process sets its own
-    with pytest.raises(KeyboardInterrupt) as interrupt:
+    on_commands(monkeypatch, press_again)
+    looking = rule_variant("OpenTasks.is_settling", first(lambda _: looks.release()))
+    with looking, pytest.raises(KeyboardInterrupt) as interrupt:
         queue.group().work(handle, mode=mode)
     (work,) = calls
     name = f"lease {work.lease_id}" if mode == "batch" else f"message {work.sequence}"
