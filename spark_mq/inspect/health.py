@@ -167,7 +167,7 @@ def check_health(overview: QueueOverview, now: datetime, limits: HealthLimits) -
     if limits.max_dead is not None:
         validate_count("max_dead", limits.max_dead, least=0, most=2**63 - 1)
     problems = [
-        Problem("unreadable", name, f"the ledger of group {name!r} cannot be read: {why}")
+        Problem("unreadable", name, f"group {name!r} is damaged: {why}")
         for name, why in overview.damaged.items()
     ]
     problems += _sweep_problems(overview, now, unswept)

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from support.forms import after_a_visit, crawl
 from support.handles import until
 from support.limits import Limits
-from support.rule_variants import find_rule, first, rule_variant
+from support.rule_variants import first, rule_variant
 
 from spark_mq import ConsumerGroup, InvalidOption, Message, Queue
 from spark_mq.interfaces.monitor import QueueMonitor
@@ -570,7 +570,7 @@ def test_a_redrive_to_all_groups_gives_each_the_letters_again(
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", None, "forged", "another server's"])
 def test_a_condition_of_another_site_is_shown_and_not_run(
-    visit: Visit, client: TestClient, monkeypatch: pytest.MonkeyPatch, site: str | None
+    visit: Visit, client: TestClient, site: str | None
 ) -> None:
     other, headers = visit(allow_changes=True), {}
     after_a_visit(other)
@@ -579,9 +579,7 @@ def test_a_condition_of_another_site_is_shown_and_not_run(
         headers["Cookie"] = f"{COOKIE}={cookies[site]}"
     elif site is not None:
         headers["Sec-Fetch-Site"] = site
-    run, (owner, name, real) = list[object](), find_rule("LetterFilter.select")
-    select = lambda self, rows: run.append(self) or real(self, rows)  # noqa: E731
-    monkeypatch.setattr(owner, name, select)
+    run: list[object] = []
 
     def ask(address: str) -> str:
         client.cookies.clear()
@@ -591,14 +589,15 @@ def test_a_condition_of_another_site_is_shown_and_not_run(
         assert answer.status_code == 403
         return answer.text
 
-    shown = ask("/letters/orders?limit=7")
-    assert 'name="reason" value="rejected"' in shown, "to run by the button"
-    ask("/change/orders?do=redrive")
-    assert run == []
-    own = after_a_visit(client, find=1)
-    for own_site in ("same-origin", "none"):
-        found = client.get("/letters/orders", params=own, headers={"Sec-Fetch-Site": own_site})
-        assert "1 letter would be redriven" in found.text
+    with rule_variant("LetterFilter.select", first(run.append)):
+        shown = ask("/letters/orders?limit=7")
+        assert 'name="reason" value="rejected"' in shown, "to run by the button"
+        ask("/change/orders?do=redrive")
+        assert run == []
+        own = after_a_visit(client, find=1)
+        for own_site in ("same-origin", "none"):
+            found = client.get("/letters/orders", params=own, headers={"Sec-Fetch-Site": own_site})
+            assert "1 letter would be redriven" in found.text
     assert run
 
 
@@ -712,14 +711,11 @@ def test_forms_that_no_page_has_are_refused(client: TestClient) -> None:
     assert client.post("/queue/orders").status_code == 405
 
 
-def test_an_unknown_error_shows_no_text(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: QueueMonitor, name: str) -> Any:
+def test_an_unknown_error_shows_no_text(visit: Visit, queue: Queue) -> None:
+    def fail() -> float:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(QueueMonitor, "overview", fail)
-    app = visit().app
+    app = visit(clock=fail).app
     answer = TestClient(app, "http://localhost", raise_server_exceptions=False).get("/queue/orders")
     assert answer.status_code == 500
     assert "secret" not in answer.text

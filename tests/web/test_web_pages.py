@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +16,7 @@ from starlette.testclient import TestClient
 from support.approved import SHORT_SPANS, assert_approved, without_what_varies
 from support.forms import after_a_visit, client_of, crawl
 from support.handles import contents
+from support.limits import Limits
 from support.readable_html import readable_html
 from support.stocked_queue import sequence_of
 from support.working import leave_heartbeat
@@ -88,7 +88,7 @@ def problems_on(page: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture
-def shop(queue: Queue, keyed: Queue, tmp_path: Path) -> Queue:
+def shop(queue: Queue, keyed: Queue, tmp_path: Path, limits: Limits) -> Queue:
     """The stocked queue with all that a page may show, beside queues with and without problems."""
     queue.sweep()
     assert queue.redrive().messages == 1  # which gives id-bad to billing again
@@ -125,6 +125,12 @@ def shop(queue: Queue, keyed: Queue, tmp_path: Path) -> Queue:
     killed.publish([str(number) for number in range(1_000)])
     for _ in range(2):
         killed.group("g").lease("worker", max_messages=1_000).nack(delay=0)
+    torn = Queue.create(queues / "torn", durable=False)
+    limits(tag_bytes=0)  # as of a large ledger, which only its file has
+    torn.group("g").ensure()
+    for name in ("leases/consumer_group=g/*", "dead_letters/messages/_delta_log/*"):
+        (file,) = Path(torn.path).glob(name)
+        file.write_bytes(b"")
     return queue
 
 
@@ -142,7 +148,7 @@ PAGES = (
     *(f"/{page}/orders" for page in ("schedules", "batches", "sweeps", "changes")),
     *(f"/queue/shop/empty{part}" for part in ("", "?part=work", "?part=past", "?part=live")),
     *(f"/{page}/shop/empty" for page in ("messages", "letters", "batches", "sweeps", "changes")),
-    "/queue/killed", "/group/killed?group=g",
+    "/queue/killed", "/group/killed?group=g", "/queue/torn",
     *(f"/group/keyed?group={name}&part=lanes" for name in ("billing", "plain")),
     "/message/keyed?sequence=4:1", "/message/keyed?sequence=4:1&part=life",
     "/change/orders?do=sweep", "/change/orders?do=pause&group=billing",
@@ -303,22 +309,6 @@ def test_a_missing_sweep_is_a_problem_with_the_commits_that_wait(
     assert f"{queue.sweep_state().unarchived_commits} commits" in reason
     assert tile not in text, "the problem has the number"
     assert problems_on(late.get("/").text) == [(name, address, reason)]
-
-
-def test_a_damaged_group_is_a_problem_with_its_reason(
-    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = queue.describe()
-    left = {name: one for name, one in whole.groups.items() if name != "audit"}
-    damaged = replace(whole, groups=left, damaged={"audit": "a row is missing"}, dead_letters=None)
-    monkeypatch.setattr(Queue, "describe", lambda self, **given: damaged)
-    for address in ("/", "/queue/orders"):
-        text = visit().get(address).text
-        found = problems_on(text)
-        assert [one[:2] for one in found] == [("unreadable", "/sweeps/orders")] * 2
-        assert "a row is missing" in found[0][2]
-        assert found[1][2] == "the dead-letter queue cannot be read"
-        assert text.count("a row is missing") == 1
 
 
 def test_groups_are_shown_in_pages_and_searched(visit: Visit, queue: Queue) -> None:
