@@ -96,7 +96,7 @@ class Budget:
             return self.messages
         pieces = list(islice(self.index.slices(first, last), _SAMPLED))
         size, rows = sum(piece.size for piece in pieces), sum(piece.rows for piece in pieces)
-        return min(self.messages, max(1, self.bytes * rows // max(1, size)))
+        return min(self.messages, self.bytes * rows // max(1, size))
 
 
 class _Bucket(NamedTuple):
