@@ -1,10 +1,11 @@
-"""Seek."""
+"""Seek, and the change of messages by their owner."""
 
 from __future__ import annotations
 
-from support.ledger_group import Group, seek
+from support.ledger_group import Group, freeze, seek
 
-from spark_mq.ledger.settle import ACK, NACK
+from spark_mq.ledger.interventions import DISCARD, Intervene
+from spark_mq.ledger.settle import ACK, NACK, REJECT
 
 
 def test_a_seek_skips_all_before_and_makes_unread_all_after():
@@ -18,6 +19,19 @@ def test_a_seek_skips_all_before_and_makes_unread_all_after():
     assert group.settle(ACK, "a", [7]).lost == [(7, 7, "unread")], "its leases are fenced"
     assert group.lease("b", 100) == [5, 6, 7, 8, 9]
     assert group.at(5).delivery_count == 1
+
+
+def test_nobody_changes_what_a_sweep_copies_and_a_seek_moves_the_rest():
+    group = Group()
+    group.lease("a", 8)
+    group.settle(REJECT, "a", [2, 5])
+    freeze(group)
+    held = group.run(Intervene(DISCARD, [(2, 2)])).held
+    assert held == [(2, 2, "a sweep or redrive copies it")], "not even for its owner"
+    seek(group, 4)
+    assert group.states() == "SSTSATUUUU"
+    seek(group, 7)
+    assert group.states() == "SSTSSTSUUU"
 
 
 def test_a_seek_to_the_last_message_of_a_lease_is_noted_for_that_message():

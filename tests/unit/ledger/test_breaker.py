@@ -136,21 +136,10 @@ def test_the_wait_doubles_with_each_failed_trial_up_to_its_cap(settings, waits):
         group.settle(NACK, f"p{i}", delay=10_000 * SECOND)
 
 
-def with_due_failures(**settings) -> Group:
-    """Five messages have failed and are due again, as are all others, when a trial may begin."""
-    group = Group(messages=5, rules=limits(**settings))
-    for seq in range(5):
-        assert group.lease(f"f{seq}") == [seq]
-        group.settle(NACK, f"f{seq}", delay=9 * SECOND)
-        group.now += 1
-    group.now += 10 * SECOND
-    assert state(group) == OPEN
-    return group
-
-
 @pytest.mark.parametrize("max_delivery_attempts", [2, 5, None])
 def test_a_trial_prefers_a_message_that_was_never_delivered(max_delivery_attempts):
-    group = with_due_failures(max_delivery_attempts=max_delivery_attempts)
+    group = broken(5, max_delivery_attempts=max_delivery_attempts)
+    group.now += 20_000 * SECOND
     group.index = MessageIndex([DataFile(0, 8, "a", 80, 0)], 9)
     assert group.lease("trial", 10) == [5]
     group.settle(RELEASE, "trial")  # it counts as never delivered, and is tracked now
@@ -159,6 +148,15 @@ def test_a_trial_prefers_a_message_that_was_never_delivered(max_delivery_attempt
     group.settle(ACK, "again")
     assert state(group) == CLOSED
     assert group.lease("next")[0] == 0
+
+
+@pytest.mark.parametrize(("attempts", "trial"), [(2, 0), (3, 1), (None, 1)])
+def test_a_trial_prefers_suspects_that_need_not_be_alone(attempts, trial):
+    group = Group(messages=3, rules=limits(breaker_threshold=2, max_delivery_attempts=attempts))
+    fail(group, 1)
+    fail(group, 1, size=2)
+    group.now += 20_000 * SECOND
+    assert group.lease("trial") == [trial]
 
 
 def test_a_trial_prefers_such_a_message_of_a_lower_priority():
@@ -205,14 +203,10 @@ def test_the_events_of_the_ledger_show_that_it_opened_and_closed():
 # -- pause and resume
 
 
-def pause(group: Group, reason: str | None = None) -> None:
-    group.run(Pause(reason))
-
-
 def test_a_paused_group_leases_nothing_and_settles_all():
     group = Group()
     group.lease("a", 2)
-    pause(group, "migration")
+    group.run(Pause("migration"))
     assert group.ask("b").blocked_because == "paused since 1970-01-01 00:16:40Z: migration"
     assert state(group) == PAUSED
     assert group.extend("a").settled == 2
@@ -225,10 +219,10 @@ def test_a_paused_group_leases_nothing_and_settles_all():
 
 def test_a_second_pause_keeps_the_time_and_changes_the_reason():
     group = Group()
-    pause(group, "first")
+    group.run(Pause("first"))
     at = breaker(group).paused_at
     group.now += 5
-    pause(group, "second")
+    group.run(Pause("second"))
     assert (breaker(group).paused_at, breaker(group).pause_reason) == (at, "second")
 
 

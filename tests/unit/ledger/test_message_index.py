@@ -52,12 +52,6 @@ def everything(files):
     return [f.first + row for f in files for row in range(f.rows)]
 
 
-def test_a_sequence_is_version_and_ordinal():
-    assert sequence(0, 0) == 0
-    assert sequence(3, 5) == 3 * 2**32 + 5
-    assert sequence(2, 2**32 - 1) + 1 == sequence(3, 0)
-
-
 @given(logs(), st.data())
 def test_totals_counts_and_neighbours(log, data):
     index, files = log

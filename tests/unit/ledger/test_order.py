@@ -8,16 +8,12 @@ from support.ledger_group import Group, limits
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
 
 
-def leased(group: Group, limit: int, count: int) -> list[list[int]]:
-    """Several leases, none of which is settled."""
-    return [group.lease(f"l{i}", limit) for i in range(count)]
-
-
 def test_messages_leased_singly_and_expired_return_with_the_unread():
     group = Group()
-    leased(group, 1, 2)
+    group.lease("a")
+    group.lease("b")
     group.expire()
-    assert group.lease("b", 5) == [0, 1, 2, 3, 4]
+    assert group.lease("c", 5) == [0, 1, 2, 3, 4]
 
 
 def pieces(group: Group, limit: int) -> list[int]:
@@ -48,18 +44,21 @@ def test_a_suspect_keeps_its_place_before_later_messages_that_wait():
     group.settle(RELEASE, "a")
     group.settle(NACK, "b", delay=0)
     group.settle(RELEASE, "c")
-    assert leased(group, 100, 3) == [[0], [1, 2], [3, 4, 5, 6, 7, 8, 9]]
+    assert [group.lease(f"l{n}", 100) for n in range(3)] == [[0], [1, 2], [*range(3, 10)]]
 
 
-def test_without_a_limit_a_message_that_always_fails_lets_all_others_through():
+@pytest.mark.parametrize(
+    ("released", "order"),
+    [(0, [0] * 8 + [1, 0, 0, 0, 2, 0, 0, 0, 3]), (8, [0] * 5 + [1, 2, 3, 4, 5, 6, 7, 0])],
+)
+def test_without_a_limit_a_message_that_always_fails_lets_all_others_through(released, order):
     """It is alone in each lease, so it is never a suspect, and it is at the head."""
     group = Group(messages=8, rules=limits(max_delivery_attempts=None, breaker_threshold=None))
-    done: set[int] = set()
-    for i in range(60):
-        taken = group.lease(f"l{i}", 1)
-        if taken == [0]:
+    group.lease("before", released)
+    group.settle(RELEASE, "before")
+    for seq in order:
+        assert group.lease(f"of {seq}", 1) == [seq]
+        if seq == 0:
             group.expire()
         else:
-            done.update(taken)
-            group.settle(ACK, f"l{i}")
-    assert done == {1, 2, 3, 4, 5, 6, 7}
+            group.settle(ACK, f"of {seq}")

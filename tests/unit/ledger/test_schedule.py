@@ -40,14 +40,10 @@ def ledger(queue: Queue) -> Ledger:
     return found
 
 
-def in_seconds(clock: ManualClock, seconds: float) -> Any:
-    return clock() + timedelta(seconds=seconds)
-
-
 def test_a_delayed_message_is_not_leased_before_its_time_and_then_comes_first(
     queue: Queue, clock: ManualClock
 ) -> None:
-    queue.publish([Message("late", deliver_at=in_seconds(clock, 60)), Message("now")])
+    queue.publish([Message("late", deliver_at="60s"), Message("now")])
     queue.publish(["after"])
     assert queue.group().ensure().stats().ready == 2
     assert queue.group().stats().delayed == 1
@@ -61,7 +57,7 @@ def test_a_delayed_message_is_not_leased_before_its_time_and_then_comes_first(
 
 
 def test_a_delay_is_rounded_up_to_a_second_never_down(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("x", deliver_at=in_seconds(clock, 10.001))])
+    queue.publish([Message("x", deliver_at=clock() + timedelta(seconds=10.001))])
     clock.advance(10.001)
     assert values(queue) == []
     clock.advance(0.999)
@@ -105,7 +101,7 @@ def test_a_time_of_a_publish_that_is_none_is_refused_by_name(queue: Queue, wrong
 def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
     queue: Queue, clock: ManualClock
 ) -> None:
-    queue.publish([Message(f"d{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(50)])
+    queue.publish([Message(f"d{n}", deliver_at=60 + n) for n in range(50)])
     queue.publish(["now"])
     lease = queue.group().lease("w", max_messages=10)
     lease.ack()
@@ -117,7 +113,7 @@ def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
 
 
 def test_a_lease_outlives_the_expiry_of_its_messages(queue: Queue, clock: ManualClock) -> None:
-    queue.publish([Message("x", expires_at=in_seconds(clock, 10))])
+    queue.publish([Message("x", expires_at="10s")])
     lease = queue.group().lease("w")
     clock.advance(20)
     assert lease.ack().settled == 1
@@ -146,13 +142,9 @@ def test_the_runs_of_a_file_are_found_by_row() -> None:
     assert list(found.between(0, 5)) == [(0, 1, 5, None), (2, 4, None, 9), (5, 5, 7, None)]
 
 
-def test_delayed_messages_behind_the_due_ones_are_set_aside_once(
-    queue: Queue, clock: ManualClock
-) -> None:
-    queue.publish(
-        [Message("now"), *(Message(f"{n}", deliver_at=in_seconds(clock, 60 + n)) for n in range(5))]
-    )
-    queue.publish([Message("far", deliver_at=in_seconds(clock, 900))])
+def test_delayed_messages_behind_the_due_ones_are_set_aside_once(queue: Queue) -> None:
+    queue.publish([Message("now"), *(Message(f"{n}", deliver_at=60 + n) for n in range(5))])
+    queue.publish([Message("far", deliver_at="15m")])
     assert values(queue, auto_ack=True) == ["now"]
     waiting = [(r.message_count, r.available_at) for r in ledger(queue) if r.state == AVAILABLE]
     assert [count for count, _ in waiting] == [5, 1]
@@ -162,10 +154,8 @@ def test_delayed_messages_behind_the_due_ones_are_set_aside_once(
 def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_it(
     queue: Queue, clock: ManualClock
 ) -> None:
-    later = in_seconds(clock, 60)
-    queue.publish(
-        [Message("a"), Message("x", deliver_at=later), Message("b"), Message("y", deliver_at=later)]
-    )
+    later = {"deliver_at": "1m"}
+    queue.publish([Message("a"), Message("x", **later), Message("b"), Message("y", **later)])
     first = queue.peek()[0].sequence
     assert values(queue, max_bytes=1) == ["a"]
     assert ledger(queue).end_sequence == first
@@ -177,7 +167,7 @@ def test_what_does_not_fit_into_max_bytes_stays_unread_with_the_delayed_behind_i
 def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(
     queue: Queue, clock: ManualClock
 ) -> None:
-    early, late = {"expires_at": in_seconds(clock, 5)}, {"deliver_at": in_seconds(clock, 60)}
+    early, late = {"expires_at": "5s"}, {"deliver_at": "60s"}
     queue.publish([Message("gone", **early), Message("later", **late)])
     queue.publish([Message("gone too", **early), Message("now"), Message("last", **late)])
     queue.group().ensure()
