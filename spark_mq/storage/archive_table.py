@@ -260,9 +260,7 @@ class ArchiveTable:
         metadata = {**state.metadata, "description": self.description}
         return self._rewriting("start again", state.files(), metadata=metadata)
 
-    def truncate_to(
-        self, up_to: int, txns: Callable[[TableState], Sequence[tuple[str, int]]]
-    ) -> None:
+    def truncate_to(self, up_to: int, txns: Sequence[tuple[str, int]]) -> None:
         """Drop the rows of all versions after one, and note `txns` with that."""
 
         def compute(state: TableState, written: list[AddFile]) -> tuple[Change, None]:
@@ -273,7 +271,7 @@ class ArchiveTable:
                 if kept.num_rows < rows.num_rows:
                     removed.append(file)
                     written += self._write(kept)
-            noted = [(self.app_id, up_to), *txns(state)]
+            noted = [(self.app_id, up_to), *txns]
             return self._rewriting("truncate", removed, written, txns=noted), None
 
         self._transact(compute)

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from spark_mq.delta.actions import AddFile
 from spark_mq.delta.state import TableState
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE
-from spark_mq.ledger.message_index import sequence
 from spark_mq.storage.archive_table import ArchiveTable, Batch, Filters, may_match
 from spark_mq.storage.commit_rows import (
     COMMITS_SCHEMA,
@@ -72,7 +71,8 @@ class CommitsTable(ArchiveTable):
         """
         txns = (state or self.log.state).txns
         to, messages = self._forgotten_apps
-        return txns.get(to, -1), txns.get(messages, 0)
+        # A log has no negative numbers. No message has sequence 0, as version 0 makes the table.
+        return txns.get(to, 0) or -1, txns.get(messages, 0)
 
     @cached_property
     def _forgotten_apps(self) -> tuple[str, str]:
@@ -105,14 +105,8 @@ class CommitsTable(ArchiveTable):
         return commits
 
     def truncate(self, up_to: int) -> None:
-        """Drop the rows of all commits after a version of ``messages/``."""
-
-        def forgetting(state: TableState) -> list[tuple[str, int]]:
-            if self.forgotten(state)[0] < sequence(up_to + 1, 0):
-                return []
-            return list(zip(self._forgotten_apps, (-1, 0), strict=True))
-
-        self.truncate_to(up_to, forgetting)
+        """Drop the rows of all commits after a version. After version 0, nothing is forgotten."""
+        self.truncate_to(up_to, [] if up_to else [(app, 0) for app in self._forgotten_apps])
 
     def _is_stale(self, file: AddFile, state: TableState, keep_since: int) -> bool:
         since = to_datetime(max(0, keep_since))

@@ -219,11 +219,11 @@ class HistoryTable(ArchiveTable):
             if state is None or (done <= latest and self._is_same(state, done)):
                 return None
             versions = self._operations(state)
-            for version in range(min(done, latest), -1, -1):
+            for version in range(min(done, latest), 0, -1):
                 operation = self._ledgers.operation_at(version)
                 if operation is None or versions.get(version) == operation:
                     return version
-            return -1
+            return 0  # which made the table
 
     def _is_same(self, state: TableState, done: int) -> bool:
         """Return whether the last archived commit still is the ledgers' commit."""
@@ -238,7 +238,7 @@ class HistoryTable(ArchiveTable):
         return {version: operation for version, operation in pairs if operation}
 
     def truncate(self, up_to: int) -> None:
-        self.truncate_to(up_to, lambda _: self._check(up_to))
+        self.truncate_to(up_to, self._check(up_to))
 
     def _check(self, up_to: int) -> list[tuple[str, int]]:
         return [(self._check_id(), _number_of(self._ledgers.operation_at(up_to)))]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_mq.delta.actions import AddFile, log_path, missing_commit_error
+from spark_mq.delta.actions import AddFile, missing_commit_error
 from spark_mq.delta.log import DeltaLog
 from spark_mq.delta.object_store import ObjectStore, join
 from spark_mq.delta.state import LogListing, TableState
@@ -51,11 +51,8 @@ class LogPlan:
     agreed: int = -1  # the last version up to which ``commits/`` and the log agree
     gap: Interval | None = None  # sequences of commits that neither the log nor ``commits/`` has
     unknown: Sequence[AddFile] = ()  # data files that no known commit added
+    unknown_rows: int = 0
     published: PublishedFiles | None = None
-
-    @property
-    def unknown_rows(self) -> int:
-        return sum(file.rows or 0 for file in self.unknown)
 
 
 class MessageLog:
@@ -274,25 +271,26 @@ class MessageLog:
             rows, covered = commits.read_after() or (None, -1)
             agreed = min(covered, latest)
             if rows is not None:
-                agreed = _agreed(log, rows, agreed)
                 forgotten = commits.forgotten()
-                if forgotten[0] < sequence(agreed + 1, 0):
-                    published.forget_as(*forgotten)
-                    known = rows.filter(pc.less_equal(rows["version"], agreed))
-                    published.load_rows(known, agreed)
-                else:
-                    agreed = -1  # it has forgotten more than both agree on
+                agreed = _agreed(log, rows, forgotten[0], agreed)
+                if agreed < covered and forgotten[0] > self.trimmed:
+                    # The log is of before the trim. All agree on version 0, which made the table.
+                    agreed, forgotten = 0, (-1, 0)
+                published.forget_as(*forgotten)
+                known = rows.filter(pc.less_equal(rows["version"], agreed))
+                published.load_rows(known, agreed)
             gap = _gap(log, agreed, latest)
             for commit in log.following(gap[1] + 1 if gap else agreed + 1):
                 published.apply(commit)
             if gap is None:
                 return LogPlan(published.index, covered, agreed, published=published)
             files = DeltaLog(self.files).refresh().files()
-        unknown = [file for file in files if not published.knows(file.path)]
+            unknown = [file for file in files if not published.knows(file.path)]
+            rows_again = sum(published.rows(file, gap[1]) for file in unknown)
         # They are in the order of their commits, unless another engine wrote the checkpoint.
         unknown.sort(key=attrgetter("modified"))
         within = sequence(gap[0], 0), sequence(gap[1] + 1, 0) - 1
-        return LogPlan(published.index, covered, agreed, within, unknown, published)
+        return LogPlan(published.index, covered, agreed, within, unknown, rows_again, published)
 
     # -- one commit, and the messages
 
@@ -331,22 +329,28 @@ class MessageLog:
             yield piece, reader.read(piece)
 
 
-def _agreed(log: DeltaLog, rows: pa.Table, upto: int) -> int:
-    """Return the last version up to which the log and ``commits/`` agree."""
+def _agreed(log: DeltaLog, rows: pa.Table, forgotten_to: int, upto: int) -> int:
+    """Return the last version up to which the log and ``commits/`` agree.
+
+    ``commits/`` may lack the rows of files that are forgotten, and of rewrites of such files.
+    """
     agreed = upto
+    known = set(rows.filter(pc.greater(rows["last"], forgotten_to))["path"].to_pylist())
     for version in reversed(range(upto + 1)):
         try:
             commit = log.read_commit(version)
         except FileNotFoundError:  # cleaned, and all before it
             break
-        if not commit_matches(rows, commit):
+        sources = [file.path for file in commit.removes]
+        gone = known.isdisjoint(sources) if sources else version <= forgotten_to >> ORDINAL_BITS
+        if not commit_matches(rows, commit, forgotten=gone):
             agreed = version - 1
     return agreed
 
 
 def _gap(log: DeltaLog, covered: int, latest: int) -> Interval | None:
     """Return the versions after `covered` that the log lacks, or None."""
-    if covered >= latest or log.store.exists(log_path(covered + 1)):
+    if covered >= latest:
         return None
-    later = (version for version in LogListing.of(log.store).commits if version > covered)
-    return covered + 1, min(later) - 1
+    first = min(version for version in LogListing.of(log.store).commits if version > covered)
+    return (covered + 1, first - 1) if first > covered + 1 else None

@@ -276,12 +276,12 @@ def _footer_rows(files: ObjectStore, path: str) -> int:
         return int(pq.ParquetFile(file).metadata.num_rows)
 
 
-def commit_matches(rows: pa.Table, commit: Commit) -> bool:
-    """Return whether the rows of ``commits/`` describe this commit."""
+def commit_matches(rows: pa.Table, commit: Commit, *, forgotten: bool = False) -> bool:
+    """Return whether the rows of ``commits/`` describe this commit, or nothing if forgotten."""
     described = rows.filter(pc.equal(rows["version"], commit.version))
     paths = {path for path in described["path"].to_pylist() if path is not None}
     if not paths <= {file.path for file in commit.adds}:
         return False
     # Files without rows have no row here, and files that came back have an older one.
     counted = {file.path for file in commit.adds if file.rows}
-    return counted <= paths or counted <= set(rows["path"].to_pylist())
+    return forgotten or counted <= paths or counted <= set(rows["path"].to_pylist())

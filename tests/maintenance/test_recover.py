@@ -15,7 +15,7 @@ from support.byte_store import ByteStore
 from support.handles import Killed, clean_messages, history, index_commits, lease, take_all, until
 from support.marks import slow_but
 from support.queues import Make
-from support.tables import messages_of, put_back
+from support.tables import add_values, messages_of, put_back
 
 from spark_mq import Queue, RecoveryReport
 from spark_mq.errors import NotAQueue, TablesDisagree
@@ -216,6 +216,26 @@ def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
     assert late(queue.path).sweep().routed == 0
 
 
+def test_a_log_of_before_a_trim_keeps_what_commits_has_forgotten(
+    delta_queue: Make, clock: ManualClock
+) -> None:
+    queue = delta_queue(retention=0)
+    queue.publish("a")
+    with put_back(queue, "messages", "leases"):
+        queue.publish("b")
+        DeltaTable(messages_of(queue).path).optimize.compact()
+        for value in "cd":
+            lease(queue, 1).ack()
+            clock.advance(1)
+            queue.sweep()
+            queue.publish(value)
+            assert not late(queue.path).recover(dry_run=True).needed
+    expected = late(queue.path).recover(dry_run=True)
+    assert late(queue.path).recover() == expected == RecoveryReport(commits=5, history=7)
+    assert not late(queue.path).recover(dry_run=True).needed
+    assert late_values(queue.path) == ["a"]
+
+
 def test_a_lost_dead_letter_of_the_last_message_comes_back(delta_queue: Make) -> None:
     queue = delta_queue()
     queue.publish("bad")
@@ -239,6 +259,7 @@ def test_commits_of_before_a_cleaning_lose_no_message(
         queue.publish([f"a{n}"])
     index_commits(queue)
     with put_back(queue, "commits"):
+        add_values(queue, b"foreign")
         for n in range(20):
             byte_store.advance(n)
             queue.publish([f"b{n}"])
@@ -246,13 +267,14 @@ def test_commits_of_before_a_cleaning_lose_no_message(
         queue.publish("b20")
         lease(queue, 5).ack()
         lease(queue, 5)
+        lease(queue, 14).ack()  # up to the first of those that the log still has
         index_commits(queue)
         assert clean_messages(queue, 1) > 20, "all before the checkpoint"
     report = late(queue.path).recover(dry_run=True)
-    assert report.republished == 19
+    assert report == RecoveryReport(forgotten=20, republished=20)
     assert late(queue.path).recover() == report
     assert not late(queue.path).recover(dry_run=True).needed
-    assert late_values(queue.path) == [f"b{n}" for n in (19, 20, *range(19))]
+    assert late_values(queue.path) == ["b20", "foreign", *(f"b{n}" for n in range(19))]
     assert late(queue.path).sweep().routed == 0
 
 
