@@ -169,9 +169,12 @@ def content(path: Path) -> list[Path]:
     return sorted(found for table in TABLES for found in (path / table).rglob("*"))
 
 
-def test_a_log_that_went_back_and_grew_again_is_refused(past: Past, tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [("messages",), ("messages", "commits")], ids="+".join)
+def test_a_log_that_went_back_and_grew_again_is_refused(
+    past: Past, tmp_path: Path, old: tuple[str, ...]
+) -> None:
     """Any Delta writer may append to it, and none of them knows leases/."""
-    path = past.with_old(tmp_path / "queue", ("messages", "commits"))
+    path = past.with_old(tmp_path / "queue", old)
     foreign = late(path)
     messages_of(foreign).expect(lambda look: -1)
     again = [f"again-{n}" for n in range(30)]
@@ -184,8 +187,9 @@ def test_a_log_that_went_back_and_grew_again_is_refused(past: Past, tmp_path: Pa
     ):
         with pytest.raises(TablesDisagree):
             use(late(path))
-    report = late(path).recover()
-    assert report.forgotten > 0
+    commits = 0 if "commits" in old else 12
+    expected = RecoveryReport(forgotten=45, unread=21, commits=commits, redriven=2)
+    assert late(path).recover() == expected
     assert set(again) <= set(late_values(path))
 
 
@@ -230,8 +234,7 @@ def test_a_log_of_before_a_trim_keeps_what_commits_has_forgotten(
             queue.sweep()
             queue.publish(value)
             assert not late(queue.path).recover(dry_run=True).needed
-    expected = late(queue.path).recover(dry_run=True)
-    assert late(queue.path).recover() == expected == RecoveryReport(commits=5, history=7)
+    assert late(queue.path).recover() == RecoveryReport(commits=5, history=7)
     assert not late(queue.path).recover(dry_run=True).needed
     assert late_values(queue.path) == ["a"]
 
@@ -255,8 +258,7 @@ def test_commits_of_before_a_cleaning_lose_no_message(
 ) -> None:
     """Nobody knows the sequences of what lies between, so it is published again, in order."""
     queue = delta_queue()
-    for n in range(3):
-        queue.publish([f"a{n}"])
+    queue.publish("a")
     index_commits(queue)
     with put_back(queue, "commits"):
         add_values(queue, b"foreign")
@@ -265,16 +267,15 @@ def test_commits_of_before_a_cleaning_lose_no_message(
             queue.publish([f"b{n}"])
         DeltaTable(messages_of(queue).path).create_checkpoint()  # which names the last file first
         queue.publish("b20")
-        lease(queue, 5).ack()
-        lease(queue, 5)
-        lease(queue, 14).ack()  # up to the first of those that the log still has
+        lease(queue, 3)  # the last before the cleaned ones, and the first of them
+        lease(queue, 19).ack()  # up to the first of those that the log still has
         index_commits(queue)
         assert clean_messages(queue, 1) > 20, "all before the checkpoint"
     report = late(queue.path).recover(dry_run=True)
     assert report == RecoveryReport(forgotten=20, republished=20)
     assert late(queue.path).recover() == report
     assert not late(queue.path).recover(dry_run=True).needed
-    assert late_values(queue.path) == ["b20", "foreign", *(f"b{n}" for n in range(19))]
+    assert late_values(queue.path) == ["a", "b20", "foreign", *(f"b{n}" for n in range(19))]
     assert late(queue.path).sweep().routed == 0
 
 
