@@ -209,7 +209,6 @@ def _encode_table(rows: pa.Table) -> memoryview:
         write_statistics=False,
         write_page_checksum=True,  # or a flipped bit could change a ledger silently
         store_schema=False,
-        row_group_size=1_000_000,
     )
     return memoryview(sink.getvalue())
 
@@ -341,8 +340,9 @@ def read_ledger(store: ObjectStore, group: str, files: Sequence[AddFile]) -> Led
 
 def _read_rows(store: ObjectStore, files: Sequence[AddFile], schema: pa.Schema) -> pa.Table:
     """Return the rows of files with null groups. Raise as :meth:`ObjectStore.read_parquet`."""
-    parts = [decode_parquet(file.path, store.read(file.path), schema) for file in files]
-    return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+    return pa.concat_tables(
+        decode_parquet(file.path, store.read(file.path), schema) for file in files
+    )
 
 
 def scan_ledgers(
