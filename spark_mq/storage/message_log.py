@@ -47,12 +47,12 @@ class LogPlan:
     """The planned recovery of the log of messages and its index."""
 
     index: MessageIndex  # of the log's messages, without the gap
-    covered: int = -1  # the last version that ``commits/`` has
-    agreed: int = -1  # the last version up to which ``commits/`` and the log agree
+    published: PublishedFiles
+    covered: int  # the last version that ``commits/`` has
+    agreed: int  # the last version up to which ``commits/`` and the log agree
     gap: Interval | None = None  # sequences of commits that neither the log nor ``commits/`` has
     unknown: Sequence[AddFile] = ()  # data files that no known commit added
     unknown_rows: int = 0
-    published: PublishedFiles | None = None
 
 
 class MessageLog:
@@ -283,14 +283,14 @@ class MessageLog:
             for commit in log.following(gap[1] + 1 if gap else agreed + 1):
                 published.apply(commit)
             if gap is None:
-                return LogPlan(published.index, covered, agreed, published=published)
+                return LogPlan(published.index, published, covered, agreed)
             files = DeltaLog(self.files).refresh().files()
             unknown = [file for file in files if not published.knows(file.path)]
             rows_again = sum(published.rows(file, gap[1]) for file in unknown)
         # They are in the order of their commits, unless another engine wrote the checkpoint.
         unknown.sort(key=attrgetter("modified"))
         within = sequence(gap[0], 0), sequence(gap[1] + 1, 0) - 1
-        return LogPlan(published.index, covered, agreed, within, unknown, rows_again, published)
+        return LogPlan(published.index, published, covered, agreed, within, unknown, rows_again)
 
     # -- one commit, and the messages
 

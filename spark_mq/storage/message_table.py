@@ -214,9 +214,7 @@ class MessageTable(MessageLog):
         """Make ``commits/`` describe this log. Readers refuse the queue before this last step."""
         if plan.covered > plan.agreed:
             self.commits.truncate(plan.agreed)
-        if plan.gap is not None and plan.published is not None:
-            for commit in self.log.following(plan.published.index.version + 1):
-                plan.published.apply(commit)
+        if plan.gap is not None:
             self.commits.index(plan.published, 0)
 
     def index_commits(self) -> int:
