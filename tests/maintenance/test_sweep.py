@@ -252,7 +252,7 @@ def test_a_compacted_file_is_trimmed_as_its_newest_source(
     queue = delta_queue(retention=0)
     for value in "abc":
         queue.publish(value)
-    DeltaTable(messages_of(queue).path).optimize.compact()
+        DeltaTable(messages_of(queue).path).optimize.compact()
     clock.advance("1m")
     lease(queue, 2).ack()
     assert trim(queue) == 0  # the sources are out of the table already

@@ -292,8 +292,9 @@ def test_of_two_leaders_that_never_conflict_one_stops(queue: Queue) -> None:
     assert [turn.others_lead(count) for count in range(4)] == [False, False, False, True]
 
 
+@pytest.mark.parametrize("leads", [True, False])
 def test_a_leader_that_meets_another_one_stops(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, leads: bool
 ) -> None:
     other, log, turns = again(queue), ledgers_of(again(queue)).log, list[DelegationTurn]()
 
@@ -303,14 +304,14 @@ def test_a_leader_that_meets_another_one_stops(
         return call.run()
 
     def lead_too() -> None:
-        log.commit(Change("rival", {"group": "b", LEADS: True}), log.refresh().version)
+        log.commit(Change("rival", {"group": "b", LEADS: leads}), log.refresh().version)
 
     byte_store.on("list", act=delegate_one_more, of=ledgers_of(queue).files)
     on_commit(monkeypatch, "leases", before=lead_too, at=2)
     before = ledgers_of(queue).version()
     leased(queue, 1)
     end_requests()
-    assert ledgers_of(queue).version() == before + 3, "its second commit was its last one"
+    assert ledgers_of(queue).version() == before + (3 if leads else 5)
 
 
 def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
@@ -326,27 +327,33 @@ def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
 
 @pytest.mark.parametrize("behind", [0.0, 30.0])
 def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
-    queue: Queue, byte_store: ByteStore, behind: float
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, behind: float
 ) -> None:
     """Its own caller does not wait for that, and the store's clock may be behind its own."""
     other, late = again(queue), again(queue)
     first, returned = delegate(other, lease_of()), threading.Event()
     store, later = ledgers_of(as_in_a_store(queue)).files, list[DelegationTurn]()
+    leads, waits = list[bool](), list[float]()
 
     def list_requests(call: Call) -> Any:
+        leads.append(ledgers_of(queue).peers.leads)
         if len(looks) == 3:  # the first one after its commit
+            plead(store, 0.5)
             assert returned.wait(30)
             later.append(delegate(late, lease_of(3)))
         return [one._replace(modified=one.modified - behind) for one in call.run()]
 
     byte_store.on("list", act=list_requests, of=store)
     before = ledgers_of(queue).version()
+    monkeypatch.setattr(time, "sleep", waits.append)
     looks = byte_store.paths("list", "read", of=store)
     own = leased(queue, 5)
     returned.set()
     assert outcome(first) is not None
     assert deleted(queue)
     assert len(looks) == 5, "it reads the log only before it leads, and ends after two listings"
+    assert [*leads, ledgers_of(queue).peers.leads] == [False, True, True, True, False]
+    assert waits.count(0.5) == 1, "it grants a plea"
     assert outcome(later[0]) is not None
     commits = list(ledgers_of(queue).log.commits(before + 1, ledgers_of(queue).version()))
     assert [one.note[LEADS] for one in commits] == [True, True]
@@ -364,7 +371,7 @@ def test_a_writer_leads_only_for_some_time_after_a_commit_of_its_own(
     other, log, notes = again(queue), ledgers_of(queue).log, list[bool]()
 
     def delegate_one_more(call: Call) -> Any:
-        if call.path.startswith(FOLDER) and False not in notes:
+        if call.path.startswith(FOLDER):
             delegate(other, lease_of(1))
         return call.run()
 
@@ -377,7 +384,9 @@ def test_a_writer_leads_only_for_some_time_after_a_commit_of_its_own(
         return False in notes
 
     until(ended, 10)
-    assert notes[0]
+    assert deleted(queue), "those that it served, too"
+    assert ended()
+    assert notes.index(False) == len(notes) - 1 > 0
 
 
 def test_a_writer_looks_when_the_next_commit_of_the_leader_is_due(

@@ -440,6 +440,9 @@ def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: 
     assert publisher.publish("c").version == 3
     assert reader.stats()["published"] == 3
 
+    entry(queue, 3).write_text('{"commitInfo":{}}')
+    with pytest.raises(errors.CorruptLog, match="was replaced after it was read"):
+        reader.stats()
     entry(queue, 3).unlink()
     again(queue).publish("other")
     with pytest.raises(errors.CorruptLog, match="was replaced after it was read"):

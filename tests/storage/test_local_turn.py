@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -24,10 +25,11 @@ from support.handles import again, lease, notes, on_commit, sequences, until
 from support.limits import Limits
 from support.machines import pool, processes, without_locks
 from support.people import as_visitor
-from support.rule_variants import first, instead, returns, rule_variant
+from support.rule_variants import first, instead, rule_variant
 from support.tables import checkpoint, ledgers_of
 
 from spark_mq import Queue, errors
+from spark_mq.delta.actions import Change
 from spark_mq.storage.commit_turn import SERVED
 
 MINUTE = 60.0
@@ -152,10 +154,11 @@ def test_a_busy_line_is_no_frozen_one(
     queue: Queue, pool: ThreadPoolExecutor, limits: Limits
 ) -> None:
     limits(line_patience=0.0)
-    passed = list[str]()
+    passed, log = list[str](), ledgers_of(queue).log
+    commit = first(lambda _: log.commit(Change(uuid.uuid4().hex, {}), log.refresh().version))
     with (
         rule_variant("LocalTurn._pass_holder", first(lambda a: passed.append(a.self._lock_path))),
-        rule_variant("LocalTurn._others_commit", returns(True)),
+        rule_variant("LocalTurn._others_commit", commit),
     ):
         holder = holder_of(queue)
         (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))

@@ -144,7 +144,7 @@ def test_contention_ends_with_its_data_and_no_change(
     mine, rival = lease(queue), again(queue)
     limits(commit_seconds=0.0)
     on_ledger_write(before=lambda: rival.group().extend(mine.lease_id))
-    with pytest.raises(errors.ContentionTimeout, match="Nothing was changed") as caught:
+    with pytest.raises(errors.ContentionTimeout, match="group 'default': a commit lost") as caught:
         mine.ack()
     assert (caught.value.group, caught.value.attempts) == ("default", 1)
     assert operations(queue) == ["create group", "lease", "extend"]
