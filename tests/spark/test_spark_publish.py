@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.errors import AnalysisException, StreamingQueryException
-from support.handles import housekeep, index_commits
+from pyspark.errors import AnalysisException
 from support.harness import (
-    Stream,
+    configured,
     forget_last_commit,
     look,
     numbered,
@@ -20,7 +19,6 @@ from support.harness import (
     values,
     versions,
 )
-from support.marks import slow
 
 from spark_mq import Message, Queue
 
@@ -91,31 +89,6 @@ def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:
     assert versions(queue) == before
 
 
-@pytest.mark.delta
-@pytest.mark.slow
-def test_spark_reads_and_appends_to_a_queue_whose_log_was_cleaned(spark: Any, queue: Queue) -> None:
-    first = Message("a", deliver_at=datetime(2020, 1, 1, tzinfo=UTC))
-    queue.publish([first, "b"], producer_id="p", producer_sequence=1)
-    queue.publish("c")
-    index_commits(queue)
-    assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
-    messages = f"{queue.path}/messages"
-    assert spark.read.format("delta").load(messages).count() == 3
-    rows = spark.createDataFrame([(bytearray(b"plain"),)], "value BINARY")
-    rows.write.format("delta").mode("append").save(messages)
-    assert [m.value for m in received(Queue.open(queue.path))] == [b"a", b"b", b"c", b"plain"]
-    index_commits(queue)
-    written = spark.read.format("delta").load(f"{queue.path}/commits").orderBy("version", "first")
-    assert [(r.version, r.kind, r.rows, r.app) for r in written.collect()] == [
-        (1, "mark", None, "spark_mq.producer:p"),
-        (1, "publish", 2, None),
-        (2, "publish", 1, None),
-        (3, "publish", 1, None),
-    ]
-    times = written.selectExpr("explode(times) AS t").selectExpr("t.rows", "t.deliver_at")
-    assert times.count() == 2
-
-
 @pytest.mark.slow
 def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
     spark: Any, queue: Queue, tmp_path: Path
@@ -137,31 +110,13 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
     )
 
 
-@pytest.mark.slow
-def test_a_query_moves_messages_to_another_queue_which_leaves_duplicates_out(
-    stream: Stream, queue: Queue, tmp_path: Path
-) -> None:
-    target = Queue.create(tmp_path / "target", dedup_window="1h")
-    queue.publish([Message(text, key=f"k{n % 3}") for n, text in enumerate(numbered(5))])
-    rows = stream.frame().selectExpr("value", "key", "headers", "key AS dedup_id")
-    publish_stream(rows, target.path, stream.checkpoint)
-    moved = sorted((m.value.decode(), m.key) for m in received(target))  # type: ignore[union-attr]
-    assert moved == [(text, f"k{n}") for n, text in enumerate(numbered(3))]
-    assert stream.group.stats().acked == 5
-
-
-@pytest.mark.parametrize("streaming", [False, slow(True)], ids=["batch", "stream"])
-def test_a_null_value_is_refused_and_nothing_is_published(
-    spark: Any, queue: Queue, tmp_path: Path, streaming: bool
-) -> None:
+def test_a_null_value_is_refused_and_nothing_is_published(spark: Any, queue: Queue) -> None:
     before = versions(queue)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "1").write_text("good\nbad\n")
-    reader = spark.readStream if streaming else spark.read
-    lines = reader.text(str(tmp_path / "in")).selectExpr("nullif(value, 'bad') AS value")
-    more = {"checkpoint": tmp_path / "checkpoint"} if streaming else {}
-    with pytest.raises(StreamingQueryException if streaming else Exception, match="null") as caught:
-        (publish_stream if streaming else publish)(lines, queue.path, **more)
+    lines = spark.sql(
+        "SELECT nullif(value, 'bad') AS value FROM VALUES ('good'), ('bad') AS (value)"
+    )
+    with pytest.raises(Exception, match="null") as caught:
+        publish(lines, queue.path)
     assert "InvalidSchema" in str(caught.value)
     assert "value" in str(caught.value)
     assert versions(queue) == before
@@ -198,7 +153,8 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
     assert_df_equality(
         peek.select(shown.columns), shown, ignore_row_order=True, ignore_nullable=True
     )
-    leased = peek.where("state = 'leased'").first()
+    with configured(spark, "spark.sql.python.filterPushdown.enabled", "true"):
+        leased = look(spark, queue, consumerGroup="g").where("state = 'leased'").first()
     assert leased.lease_id == held.lease_id
     assert leased.lease_expires_at is not None
     assert values(peek) == numbered(6)

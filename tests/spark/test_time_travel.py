@@ -82,3 +82,6 @@ def test_after_a_vacuum_spark_reads_every_kept_version_however_old_and_who_wrote
     assert len(leases) > 10
     assert {(note["group"], note["worker_id"]) for note in leases} == {("g", "w")}
     assert queue.group("g").stats().ready == 10
+    row = spark.createDataFrame([(b"more",)], "value BINARY")
+    row.write.format("delta").mode("append").save(f"{queue.path}/messages")
+    assert queue.group("g").stats().ready == 11

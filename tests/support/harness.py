@@ -30,19 +30,6 @@ def make_queue(path: Path | str, **settings: Any) -> Queue:
     return Queue.create(path, **{**quick, **settings})
 
 
-def busy_queue(path: Path) -> Queue:
-    """Make five files of two messages. Of the first one was rejected, and one is acked."""
-    queue = make_queue(path, retry_delay="15m")
-    for n in range(5):
-        queue.publish([f"{n}a", f"{n}b"])
-    group = queue.group("billing")
-    lease = group.lease("worker-1", max_messages=2)
-    lease.reject([lease.messages[0].sequence], error="no customer")
-    lease.ack()
-    assert group.lease("worker-2", max_messages=2) is not None
-    return queue
-
-
 def storage_options(queue: Queue) -> dict[str, str]:
     """Return the storage options of a queue, as Spark takes them."""
     options = context_of(queue).storage_options

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 from support.handles import again, housekeep
-from support.harness import busy_queue, make_queue
+from support.harness import make_queue
 from support.limits import Limits
 from support.rule_variants import first, rule_variant
 from support.tables import ledgers_of
@@ -18,6 +26,19 @@ from support.tables import ledgers_of
 from spark_mq import InvalidSchema, Message, Queue
 from spark_mq.spark import SparkMQDataSource
 from spark_mq.testing import ManualClock
+
+
+def busy_queue(path: Path) -> Queue:
+    """Make five files of two messages. Of the first one was rejected, and one is acked."""
+    queue = make_queue(path, retry_delay="15m")
+    for n in range(5):
+        queue.publish([f"{n}a", f"{n}b"])
+    group = queue.group("billing")
+    lease = group.lease("worker-1", max_messages=2)
+    lease.reject([lease.messages[0].sequence], error="no customer")
+    lease.ack()
+    assert group.lease("worker-2", max_messages=2) is not None
+    return queue
 
 
 def reader_of(queue: Queue | list[Queue], *filters: Any, **options: Any) -> Any:
@@ -57,6 +78,11 @@ def test_filters_leave_out_what_cannot_match(tmp_path: Path) -> None:
     assert rows_read(busy, EqualTo(("state",), "dead_lettered")) == 0
     assert rows_read(busy, EqualTo(("lease_id",), "unknown")) == 0
     assert rows_read(busy, LessThanOrEqual(("sequence",), 2 << 32)) == 3
+    assert rows_read(busy, LessThan(("sequence",), (2 << 32) + 1)) == 3
+    assert rows_read(busy, GreaterThanOrEqual(("sequence",), 5 << 32)) == 2
+    assert rows_read(busy, EqualTo(("worker_id",), "worker-2")) == 2
+    assert rows_read(busy, GreaterThanOrEqual(("delivery_count",), 1)) == 4
+    assert rows_read(busy, LessThan(("delivery_count",), 0)) == 0
     assert rows_read(busy, In(("sequence",), ())) == 0
     assert rows_read(busy, EqualTo(("value", "state"), "leased")) == 10
     assert rows_read(busy, Not(EqualTo(("state",), "leased"))) == 10
@@ -98,6 +124,17 @@ def test_a_large_batch_has_partitions_of_limited_rows_and_bytes(
     assert len(pieces_read(reader_of(queue))) == 4
     limits(partition_rows=100, partition_bytes=-(-whole.size // 8))
     assert len(pieces_read(reader_of(queue))) == 8
+
+
+def test_a_task_reads_a_large_partition_in_small_batches(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path / "orders")
+    queue.group("billing").ensure()
+    queue.publish([f"{n}" for n in range(25_000)])
+    reader = reader_of(queue)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert max(batch.num_rows for batch in batches) <= 10_000
+    read = [int(value) for batch in batches for value in batch["value"].to_pylist()]
+    assert read == list(range(25_000))
 
 
 # -- messages that have ended
