@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import types as t
 from support.tables import messages_of
 
-from spark_mq import InvalidOption, InvalidSchema, Queue
+from spark_mq import InvalidOption, InvalidSchema, Message, Queue
 from spark_mq.errors import CorruptLog, GroupNotFound
 from spark_mq.spark import SparkMQDataSource
 
@@ -124,6 +124,21 @@ def test_the_limits_the_ack_and_the_start_reach_the_stream(
     reader.latestOffset(second, reader.getDefaultReadLimit())
     reader.stop()
     assert queue.group().stats().acked == acked
+
+
+def test_a_batch_of_two_queues_has_each_lane_of_each_in_one_task(tmp_path: Path) -> None:
+    queues = [Queue.create(tmp_path / name, lanes=8, order="key") for name in ("one", "two")]
+    for queue, keys in zip(queues, ("abba", "acccc"), strict=True):
+        queue.publish([Message("", key=key) for key in keys])
+    reader = stream(path=json.dumps([queue.path for queue in queues]), minPartitions="4")
+    start = reader.initialOffset()
+    parts = reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit()))
+    reader.stop()
+    batches = [batch for part in parts for batch in reader.read(part)]
+    assert sorted(batch["key"].to_pylist() for batch in batches) == [
+        ["a"], ["a", "a"], ["b", "b"], ["c", "c", "c", "c"]
+    ]  # fmt: skip
+    assert all(part.keeps_lanes for part in parts)
 
 
 def test_a_page_that_no_task_can_read_is_named_and_its_messages_are_dead_in_the_replay(
