@@ -38,10 +38,9 @@ class Hidden:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_error", ["nack", "raise"])
 @pytest.mark.parametrize("reader", ["spark", "python"])
 def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
-    spark: Any, tmp_path: Path, reader: str, on_error: str
+    spark: Any, tmp_path: Path, reader: str
 ) -> None:
     queue = make_queue(tmp_path / "queue", max_delivery_attempts=3)
     queue.publish(numbered(4))
@@ -56,7 +55,7 @@ def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
         seen.extend((bytes(row.value).decode(), row.delivery_count) for row in rows)
 
     def run() -> None:
-        stream.run(stream.group.for_each_batch(process, on_error=on_error, reader=reader))
+        stream.run(stream.group.for_each_batch(process, reader=reader))
 
     for _ in range(4):  # more often than a message may be delivered
         with pytest.raises(StreamingQueryException):
