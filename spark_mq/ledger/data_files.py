@@ -337,11 +337,7 @@ class FileList:
         return FileList((*parts, files), self.forgotten)
 
     def after(self, start: int) -> FileList:
-        """Return the files from a place on."""
-        if not start:
-            return self
-        if start == len(self):
-            return FileList((), self.total)
+        """Return the files from a place on, which is that of a file."""
         number, at = self._at(start)
         part = self.parts[number]
         rest = part.part(at, len(part))

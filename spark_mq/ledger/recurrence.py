@@ -79,7 +79,7 @@ class Recurrence:
         if self.every is not None:
             return until - self.every
         # Where clocks go back, a walk backwards may miss instants, so it only gives the start.
-        earlier = _walk(self._simulation(until + SECOND, reverse=True))
+        earlier = _walk(self._simulation(until, reverse=True))
         return next((instant - 1 for instant in earlier if instant <= until), -1)
 
     def _simulation(self, start: int, *, reverse: bool = False) -> CronSim:
