@@ -30,7 +30,8 @@ def test_several_are_discarded_in_one_commit(queue: Queue) -> None:
 def test_messages_are_named_by_id_or_key_and_routed_with_a_reason(queue: Queue) -> None:
     queue.publish([Message("a", key="k"), Message("b", message_id="one"), Message("c", key="k")])
     group = queue.group().ensure()
-    assert group.dead_letter(key="k", reason="wrong customer") == 2
+    assert group.dead_letter(group.peek(1), reason="wrong customer") == 1
+    assert group.dead_letter(key="k", reason="wrong customer") == 1
     assert group.discard(message_id=["one"]) == 1
     assert counts(queue) == {"dead": 2, "dropped": 1}
     assert [failure.error for failure in group.last_errors()] == ["wrong customer"]

@@ -32,6 +32,7 @@ def test_nobody_changes_what_a_sweep_copies_and_a_seek_moves_the_rest():
     assert group.states() == "SSTSATUUUU"
     seek(group, 7)
     assert group.states() == "SSTSSTSUUU"
+    assert (group.ledger.head.settled_count, group.ledger.count()) == (2, 5)
 
 
 def test_a_seek_to_the_last_message_of_a_lease_is_noted_for_that_message():

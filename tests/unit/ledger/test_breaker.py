@@ -143,6 +143,7 @@ def test_a_trial_prefers_a_message_that_was_never_delivered(max_delivery_attempt
     group.index = MessageIndex([DataFile(0, 8, "a", 80, 0)], 9)
     assert group.lease("trial", 10) == [5]
     group.settle(RELEASE, "trial")  # it counts as never delivered, and is tracked now
+    assert group.lease("soon", 10) == []
     group.now += 10 * SECOND
     assert group.lease("again", 10) == [5]
     group.settle(ACK, "again")

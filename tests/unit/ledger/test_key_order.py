@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.ledger_group import TIMEOUT, Group
@@ -13,7 +14,7 @@ from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.selection import MAX_PIECES
-from spark_mq.ledger.settle import ACK, NACK
+from spark_mq.ledger.settle import ACK, NACK, RELEASE
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 
 from .slot_files import LANES, file_of, ordered
@@ -146,22 +147,25 @@ def test_suspects_of_a_higher_priority_beyond_the_last_sequence_hold_back_no_oth
     assert group.lease("b", 1, max_sequence=second) == [first]
 
 
-def test_the_owners_retry_returns_what_stands_behind() -> None:
-    group = ordered(file_of(1, (0, 0, 3)))
+@pytest.mark.parametrize(("order", "left"), [("key", []), ("none", [(1, 1), (1, 2)])])
+def test_the_owners_retry_returns_what_stands_behind(order: str, left: list[Any]) -> None:
+    group = ordered(file_of(1, (0, 0, 3)), order=order)
     group.lease("a", 10)
     first = sequence(1, 0)
     done = group.run(Intervene(RETRY_NOW, [(first, first)], force=True))
     assert done.changed == 1
-    assert rows_of(group, "a") == []
+    assert rows_of(group, "a") == left
 
 
 def test_the_owners_retry_changes_no_message_that_is_due_already() -> None:
     late = Group().now + TIMEOUT
     times = DeliveryTimes.of([(1, None, None), (1, late, None), (1, None, None)])
-    group = ordered(file_of(1, (0, 0, 3), times=times))
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 1), times=times))
     first = sequence(1, 0)
-    group.reject_file(first + 2, first + 2, "damaged")
-    assert group.run(Intervene(RETRY_NOW, [(first, first + 1)])).ranges == [(first + 1, first + 1)]
+    group.lease("a", intervals=[(first + 2, first + 2)])
+    group.settle(RELEASE, "a")
+    assert group.run(Intervene(RETRY_NOW, [(first, first + 2)])).ranges == [(first + 1, first + 1)]
+    assert group.lease("b", 9) == [first, first + 1, first + 2]
 
 
 def test_a_higher_priority_comes_first_and_fills_up_with_lower_ones() -> None:

@@ -236,7 +236,7 @@ def test_a_file_is_found_by_its_path_while_the_index_grows_and_forgets(asked_at:
             assert [index.files.find(one) for one in paths[: number + 1]] == [*range(number + 1)]
             assert index.files.find(f"part-{number + 1}") is None
     kept = index.without_settled(sequence(999, 0))
-    assert [kept.files.find(path) for path in (paths[999], paths[1_000])] == [None, 0]
+    assert [kept.files.find(paths[at]) for at in (999, 1_000, 2_999)] == [None, 0, 1_999]
     assert index.files.find(paths[999]) == 999
 
 
