@@ -9,6 +9,7 @@ import pytest
 from obstore import store as obstore_stores
 from obstore.exceptions import UnknownConfigurationKeyError
 from support.handles import shown
+from support.rule_variants import returns, rule_variant
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.delta.storage_options import (
@@ -210,12 +211,10 @@ def test_a_value_that_obstore_refuses_is_not_shown(root: str, options: dict[str,
     assert SECRET not in shown(caught.value)
 
 
-def test_a_panic_of_obstore_becomes_an_invalid_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unmapped(*_: Any, **__: Any) -> StoreOptions:
-        return StoreOptions(config={"aws_allow_http": SECRET})
-
-    monkeypatch.setattr("spark_mq.delta.remote_files.store_options", unmapped)
-    with pytest.raises(InvalidOption, match="Opening the object store failed"):
+def test_a_panic_of_obstore_becomes_an_invalid_option() -> None:
+    unmapped = StoreOptions(config={"aws_allow_http": SECRET})
+    opening = pytest.raises(InvalidOption, match="Opening the object store failed")
+    with rule_variant("store_options", returns(unmapped)), opening:
         ObjectStore("s3://b")
 
 

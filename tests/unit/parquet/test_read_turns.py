@@ -7,14 +7,13 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from support.handles import until
+from support.rule_variants import first, rule_variant
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.parquet.reader import MessageReader, read_turns
 from spark_mq.parquet.writer import write_file
-from spark_mq.util.fair_lock import FairLock, Hold
 
 
 def _turns_of_this_read() -> tuple[int, int]:
@@ -43,23 +42,15 @@ def test_a_forked_process_begins_with_free_places() -> None:
     assert not read_turns.owners, "nothing that ran before keeps one"
 
 
-def test_only_reads_of_local_files_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_reads_of_local_files_take_turns(tmp_path: Path) -> None:
     """Most of a read from an object store is waiting."""
-    turns = []
-
-    class Counted(FairLock):
-        def hold(self, timeout: float = 0) -> Hold:
-            turns.append(threading.get_ident())
-            return super().hold(timeout)
-
-    monkeypatch.setattr("spark_mq.parquet.reader.read_turns", Counted())
+    turns: list[object] = []
     files, remote = (ObjectStore(str(tmp_path)) for _ in range(2))
     remote.is_local = False
     written = write_file(files, pa.table({"value": pa.array([b"a", b"b"])}))
     piece = FileSlice(written.path, 0, 2, 0, 0, written.size)
-    for store, expected in ((files, 1), (remote, 1), (files, 2)):
-        rows = MessageReader(store).read(piece)
-        assert rows["value"].to_pylist() == [b"a", b"b"]
-        assert len(turns) == expected
+    with rule_variant("FairLock.hold", first(turns.append)):
+        for store, expected in ((files, 1), (remote, 1), (files, 2)):
+            rows = MessageReader(store).read(piece)
+            assert rows["value"].to_pylist() == [b"a", b"b"]
+            assert len(turns) == expected
