@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.tables import add_values, context_of, messages_of
+from support.handles import again, take
+from support.queues import Make
+from support.tables import add_values, messages_of
 
 from spark_mq import Message, Queue
+from spark_mq.testing import ManualClock
 
 
 def fail_once(byte_store: ByteStore, queue: Queue) -> None:
@@ -27,25 +29,22 @@ def fail_once(byte_store: ByteStore, queue: Queue) -> None:
 
 
 def test_a_file_without_statistics_is_not_lost_by_a_failed_look(
-    tmp_path: Path, byte_store: ByteStore
+    delta_queue: Make, byte_store: ByteStore
 ) -> None:
-    queue = Queue.create(tmp_path / "q")
-    add_values(Queue.open(queue.path), b"first")
+    queue = delta_queue()
+    add_values(again(queue), b"first")
     fail_once(byte_store, queue)
     with pytest.raises(OSError, match="Too many"):
         queue.group().lease("w")
     queue.publish(["second"])
-    lease = queue.group().lease("w", max_messages=10)
-    assert [m.value for m in lease.messages] == [b"first", b"second"]
+    assert take(queue.group()) == ["first", "second"]
 
 
 def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be_read(
-    tmp_path: Path, byte_store: ByteStore
+    delta_queue: Make, clock: ManualClock, byte_store: ByteStore
 ) -> None:
-    queue = Queue.create(tmp_path / "q")
-    Queue.open(queue.path).publish(
-        [Message("later", deliver_at=context_of(queue).clock() + timedelta(hours=1))]
-    )
+    queue = delta_queue()
+    again(queue).publish(Message("later", deliver_at=clock() + timedelta(hours=1)))
     fail_once(byte_store, queue)
     with pytest.raises(OSError, match="Too many"):
         queue.group().lease("w")
@@ -53,13 +52,11 @@ def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be
     assert queue.group().stats().delayed == 1
 
 
-def test_a_file_without_statistics_may_be_trimmed(tmp_path: Path) -> None:
-    queue = Queue.create(tmp_path / "q", retention=0)
+def test_a_file_without_statistics_may_be_trimmed(delta_queue: Make, clock: ManualClock) -> None:
+    queue = delta_queue(retention=0)
     add_values(queue, b"a")
-    lease = queue.group().lease("w")
-    lease.ack()
-    late = Queue.open(queue.path, clock=lambda: context_of(queue).clock() + timedelta(seconds=5))
-    assert late.sweep().trimmed_files == 1
+    take(queue.group())
+    clock.advance(5)
+    assert queue.sweep().trimmed_files == 1
     queue.publish(["b"])
-    lease = Queue.open(queue.path).group().lease("w")
-    assert lease.messages[0].value == b"b"
+    assert take(again(queue).group()) == ["b"]
