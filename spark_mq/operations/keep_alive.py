@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -97,35 +98,27 @@ class KeepAlive:
             kept = [lease for lease in self._kept.values() if lease.timeout in due]
         for lease in kept:
             lease.due = min(now + lease.seconds / 3, max(lease.end, now + _LOOK_SECONDS))
+        wanted = defaultdict[int, list[_Kept]](list)  # the leases by how long they are extended
         try:
             for lease in kept:
                 if lease.end <= now:
                     self._on_limit(lease.lease_id)
-            held = [lease for lease in kept if not lease.lost and lease.end > now]
-            for timeout in due:
-                of = [lease for lease in held if lease.timeout == timeout]
-                self._extend_together([lease for lease in of if lease.end >= now + lease.seconds])
-            for lease in held:
-                if lease.end < now + lease.seconds:
-                    self._extend_one(lease, round((lease.end - now) * SECOND))
+                if lease.end > now and not lease.lost:  # it may have another limit now
+                    wanted[round(min(lease.seconds, lease.end - now) * SECOND)].append(lease)
+            for timeout, leases in wanted.items():
+                self._extend_together(leases, timeout)
         except Exception as error:  # a store that fails for now must not end this
             _log.warning("could not extend leases, trying again: %s", error)
 
-    def _extend_together(self, kept: Sequence[_Kept]) -> None:
-        if len(kept) == 1:
-            self._extend_one(kept[0], kept[0].timeout)
-        elif kept:
-            try:
-                self._extend([lease.lease_id for lease in kept], kept[0].timeout)
-            except LeaseLost:
-                for lease in kept:  # the others are held still
-                    self._extend_one(lease, lease.timeout)
-
-    def _extend_one(self, lease: _Kept, timeout: int) -> None:
+    def _extend_together(self, leases: Sequence[_Kept], timeout: int) -> None:
         try:
-            self._extend([lease.lease_id], timeout)
+            self._extend([lease.lease_id for lease in leases], timeout)
         except LeaseLost:
-            lease.lost = True  # all of it is settled or lost, so there is nothing to extend
+            if len(leases) == 1:  # all of it is settled or lost, so there is nothing to extend
+                leases[0].lost = True
+                return
+            for lease in leases:  # the others are held still
+                self._extend_together([lease], timeout)
 
     def _warn(self, lease_id: str) -> None:
         _log.warning(

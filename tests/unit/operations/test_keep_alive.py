@@ -11,26 +11,31 @@ from threading import Event
 
 from support.clocks import SECOND
 
+from spark_mq.errors import LeaseLost
 from spark_mq.operations.keep_alive import KeepAlive
 
 
-def test_leases_of_one_timeout_are_extended_together() -> None:
+def test_leases_of_one_timeout_are_extended_together_but_for_a_lost_one() -> None:
     extended, known = defaultdict[tuple[tuple[str, ...], int], list[float]](list), Event()
+    short, long = (("short",), 30_000), (("long", "longer"), 60_000)
 
     def extend(lease_ids: Sequence[str], timeout: int) -> None:
         extended[tuple(lease_ids), timeout].append(time.monotonic())
-        if len(extended) > 1 and len(extended[("short",), 30_000]) > 2:
+        if long in extended and len(extended[short]) > 2:
             known.set()
+        if "lost" in lease_ids:
+            raise LeaseLost("it holds nothing", lease_id="lost", lost=[], result=None)
 
     keep_alive = KeepAlive(extend)
     try:
-        for lease_id, timeout in (("short", 30_000), ("long", 60_000), ("longer", 60_000)):
-            keep_alive.add(lease_id, timeout, 3600 * SECOND)
+        for lease_id in ("short", "long", "lost", "longer"):
+            keep_alive.add(lease_id, 30_000 if lease_id == "short" else 60_000, 3600 * SECOND)
         assert known.wait(60)
     finally:
         keep_alive.stop()
-    assert set(extended) == {(("short",), 30_000), (("long", "longer"), 60_000)}
-    times = extended[("short",), 30_000]
+    tried = [("long", "lost", "longer"), ("long",), ("lost",), ("longer",)]
+    assert set(extended) == {short, long, *((lease_ids, 60_000) for lease_ids in tried)}
+    times = extended[short]
     assert all(later - earlier > 0.009 for earlier, later in pairwise(times)), "a third of its time"
 
 

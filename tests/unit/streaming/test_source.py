@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -628,14 +629,21 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage(error:
 
 @pytest.mark.parametrize("limit", [None, 3_600_000_000])
 def test_a_limit_changed_while_it_is_reached_counts_no_longer(limit: int | None) -> None:
-    extended = threading.Semaphore(0)
-    alive = KeepAlive(lambda *_: extended.release(), lambda name: alive.set_limit([name], limit))
-    alive.add("lease", timeout=30_000, limit=0)
+    extended, reached = threading.Semaphore(0), list[float]()
+
+    def on_limit(lease_id: str) -> None:
+        reached.append(time.monotonic())
+        if len(reached) == 2:
+            alive.set_limit([lease_id], limit)
+
+    alive = KeepAlive(lambda *_: extended.release(), on_limit)
+    alive.add("lease", timeout=90_000, limit=0)
     try:
         for _ in range(2):
             assert extended.acquire(timeout=10)
     finally:
         alive.stop()
+    assert reached[1] - reached[0] > 0.009, "it does not ask all the time"
 
 
 def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> None:
