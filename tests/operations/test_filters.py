@@ -104,9 +104,11 @@ def test_a_long_backlog_without_a_match_is_skipped_in_parts(
     assert len({row["version"] for row in skips}) == 4
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_a_lease_reads_no_file_that_an_earlier_one_has_filtered(
-    queue: Queue, group: ConsumerGroup, byte_store: ByteStore
+    queue: Queue, group: ConsumerGroup, byte_store: ByteStore, limits: Limits, seconds: float
 ) -> None:
+    limits(check_seconds=seconds)
     publish(queue, "us-1", "eu-1", "us-2", "eu-2")
     assert take(group, 1) == ["eu-1"]
     opened = byte_store.paths("open", of="messages")

@@ -204,3 +204,4 @@ def test_a_stream_hears_of_what_others_publish_release_or_let_expire(
     place.advance(POLL)
     assert stream.may_have_news(POLL)
     assert stream.latest(start) != start
+    until(lambda: place.calls[-1][1].startswith("part-"))  # it checks the file meanwhile

@@ -726,16 +726,17 @@ def test_a_slow_check_does_not_hold_up_the_settles_of_others(delta_queue: Make) 
     queue = as_in_a_store(delta_queue())
     held = leased(queue, "a")
     queue.publish("b")
-    slow, began = threading.Event(), threading.Event()
+    slow, checks = threading.Event(), list[threading.Thread]()
 
     def wait() -> None:
-        began.set()
+        checks.append(threading.current_thread())
         slow.wait(60)
 
     with before_checks(wait), ThreadPoolExecutor() as pool:
         taking = pool.submit(queue.group().lease, "w", wait=60)
-        assert began.wait(30)
+        until(lambda: checks)
         assert held.extend().settled == 1
         assert held.ack().settled == 1
         slow.set()
         assert taking.result(60) is not None
+    assert [check.daemon for check in checks] == [True]

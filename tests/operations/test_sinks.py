@@ -40,7 +40,7 @@ def rows_of(lease: Lease) -> pa.Table:
 
 
 def append(lease: Lease) -> bool:
-    return lease.append(rows_of(lease))
+    return lease.append(rows_of(lease).to_reader())
 
 
 def take(group: ConsumerGroup, messages: int = 100) -> Lease:

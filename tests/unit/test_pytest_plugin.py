@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_mq import InvalidHandlerResult, InvalidOption, InvalidSchema
+from spark_mq import InvalidHandlerResult, InvalidOption, InvalidSchema, Queue
 from spark_mq.testing import FakeBatchLease, ManualClock, memory_queue, run_batch
 
 ROOT = Path(__file__).parents[2]
@@ -188,15 +188,17 @@ def test_an_exception_settles_the_batch_as_the_policy_says() -> None:
     ] * 2
 
 
-def test_a_fake_lease_publishes_each_part_once() -> None:
-    source, target = memory_queue(), memory_queue()
+def test_a_fake_lease_publishes_each_part_once(tmp_path: Path) -> None:
+    source, target, sink = memory_queue(), memory_queue(), Queue.create(tmp_path / "sink")
     source.publish("a")
+    source.group().configure(sink=sink.path)
     fake = FakeBatchLease(source.group().lease("w"))
     assert set(fake.publish_options) == {"producerId", "producerSequence"}
     fake.publish(target, ["one"])
     fake.publish(target, ["two"], part="two")
-    with pytest.raises(InvalidOption, match="Give part= a name"):
-        fake.publish(target, ["three"])
+    for other, why in ((target, "Give part= a name"), (sink, "is the sink of group")):
+        with pytest.raises(InvalidOption, match=why):
+            fake.publish(other, ["three"])
     assert target.group("look").ensure().stats().ready == 2
 
 
