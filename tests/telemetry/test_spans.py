@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.approved import assert_approved, without_what_varies
+from support.byte_store import ByteStore
 from support.handles import lease, leased
-from support.tables import on_publish, on_write
+from support.tables import add_values, messages_of, on_publish, on_write
 from support.working import drain, fail
 
 from spark_mq import Lease, LeaseLost, Message, Queue
@@ -156,12 +157,20 @@ def test_an_error_without_a_text_is_reported_and_fails_only_its_message(
     assert "in fail_so" in event.attributes["exception.stacktrace"]
 
 
-def test_the_links_of_a_large_batch_are_capped(queue: Queue, recorded: Any) -> None:
+def test_the_links_of_a_large_batch_are_capped(
+    queue: Queue, recorded: Any, byte_store: ByteStore
+) -> None:
     contexts = [f"00-{n + 1:032x}-{n + 1:016x}-01" for n in range(300)]
-    queue.publish([Message("x", headers={"traceparent": one}) for one in contexts])
-    drain(queue, nothing, mode="batch", max_messages=300)
-    assert len(recorded.span("process orders").links) == 128
-    assert len(recorded.span("publish orders").links) == 128
+    messages = [Message("x", headers={"traceparent": one}) for one in contexts]
+    queue.publish(messages[:127])
+    add_values(queue, b"without a context")
+    queue.publish(messages[127:])
+    opened = byte_store.paths("open", of="messages")
+    drain(queue, nothing, mode="batch", max_messages=301)
+    assert len(recorded.span("process orders").links) == 127
+    assert [len(span.links) for span in recorded.spans("publish orders")] == [127, 128]
+    files = [file.path for file in messages_of(queue).index().files]
+    assert opened[-2:] == files[:2], "no file behind the first 128 messages"
 
 
 @pytest.mark.parametrize("message", ["a", b"a", Message("a", key="k", headers={"h": "ä"})])
