@@ -246,7 +246,6 @@ def test_a_lost_dead_letter_of_the_last_message_comes_back(delta_queue: Make) ->
         letters = queue.list_dead_letters()
         queue.publish("gone")
         lease(queue).ack()
-    assert late(queue.path).recover(dry_run=True).dead_letters == 1
     assert late(queue.path).recover().dead_letters == 1
     assert late(queue.path).list_dead_letters().to_pylist() == letters.to_pylist()
 
@@ -281,7 +280,6 @@ def test_a_recovery_that_was_killed_is_completed_by_the_next(
     past: Past, tmp_path: Path, byte_store: ByteStore
 ) -> None:
     tables = ("messages", "history")
-    steps = 0
     for at in itertools.count(1):
         path = past.with_old(tmp_path / f"queue-{at}", tables)
         byte_store.inject("create", fail=Killed(), at=at)
@@ -289,13 +287,12 @@ def test_a_recovery_that_was_killed_is_completed_by_the_next(
             late(path).recover()
             break
         except Killed:
-            steps += 1
-        byte_store.clear()
+            byte_store.clear()
         late(path).recover()
         late(path).publish(["last"])
         assert "last" in late_values(path)
         assert not late(path).recover(dry_run=True).needed
-    assert steps >= 2
+    assert at > 2
 
 
 # -- leases/ alone is gone
@@ -371,6 +368,5 @@ def test_a_backup_in_order_under_load_loses_nothing(tmp_path: Path) -> None:
         settled = copied.group().stats().acked
         got = take_all(copied.group())
         assert len(set(got)) == len(got)
-        assert settled + len(got) >= count
-        assert set(published[settled:count]) <= set(got) | set(published[:settled])
+        assert set(published[settled:count]) <= set(got)
         assert copied.group().stats().dead == 0
