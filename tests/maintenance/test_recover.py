@@ -167,15 +167,18 @@ def content(path: Path) -> list[Path]:
     return sorted(found for table in TABLES for found in (path / table).rglob("*"))
 
 
-@pytest.mark.parametrize("old", [("messages",), ("messages", "commits")], ids="+".join)
+@pytest.mark.parametrize(
+    ("old", "grown", "unread", "commits"),
+    [(("messages",), 1, 10, 12), (("messages", "commits"), 30, 21, 0)],
+)
 def test_a_log_that_went_back_and_grew_again_is_refused(
-    past: Past, tmp_path: Path, old: tuple[str, ...]
+    past: Past, tmp_path: Path, old: tuple[str, ...], grown: int, unread: int, commits: int
 ) -> None:
     """Any Delta writer may append to it, and none of them knows leases/."""
     path = past.with_old(tmp_path / "queue", old)
     foreign = late(path)
     messages_of(foreign).expect(lambda look: -1)
-    again = [f"again-{n}" for n in range(30)]
+    again = [f"again-{n}" for n in range(grown)]
     for value in again:
         foreign.publish([value])
     for use in (
@@ -185,8 +188,7 @@ def test_a_log_that_went_back_and_grew_again_is_refused(
     ):
         with pytest.raises(TablesDisagree):
             use(late(path))
-    commits = 0 if "commits" in old else 12
-    expected = RecoveryReport(forgotten=45, unread=21, commits=commits, redriven=2)
+    expected = RecoveryReport(forgotten=45, unread=unread, commits=commits, redriven=2)
     assert late(path).recover() == expected
     assert set(again) <= set(late_values(path))
 
