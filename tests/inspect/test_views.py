@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
-from support.handles import contents
+from support.handles import Killed, contents, die
 from support.having import having
 from support.tables import messages_of
 
@@ -363,22 +363,13 @@ def test_a_queue_in_memory_is_not_dropped_but_purged() -> None:
 def test_a_drop_that_was_killed_can_be_repeated(tmp_path: Path, byte_store: ByteStore) -> None:
     queue = Queue.create(tmp_path / "orders")
     queue.publish("a")
-    left = 0
-
-    def failing(call: Call) -> None:
-        nonlocal left
-        if not left:
-            raise KeyboardInterrupt
-        left -= 1
-        call.run()
-
-    byte_store.on("delete", act=failing)
     for kills in range(100):
-        left = kills
+        byte_store.clear()
+        byte_store.inject("delete", at=kills + 1, before=die)
         try:
             Queue.drop_at(tmp_path / "orders", "orders")
             break
-        except KeyboardInterrupt:
+        except Killed:
             if kills:
                 with pytest.raises(Exception, match="orders"):
                     Queue.open(tmp_path / "orders")
