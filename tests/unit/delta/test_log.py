@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from support.byte_store import ByteStore, Call
+from support.byte_store import ByteStore, Call, Injected
 from support.clocks import MachineClocks
 from support.limits import Limits, keeping
 from support.rule_variants import first, rule_variant
@@ -302,16 +302,14 @@ def test_a_feature_that_comes_later_is_refused_by_its_name(
 def test_a_partition_is_read_at_the_version_that_it_had(
     log: DeltaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base, real = log.refresh().version, TableState.partition
+    base = log.refresh().version
     theirs = threading.Thread(target=lambda: log.commit(change("theirs"), base))
 
-    def partition(state: TableState, values: Any) -> Any:
-        found = real(state, values)
-        if theirs.ident is None:  # another thread commits right now
-            theirs.start()
-            theirs.join(0.5)
-        return found
+    def meanwhile() -> None:
+        theirs.start()
+        theirs.join(0.5)
 
+    partition = Injected(TableState.partition, after=meanwhile)
     monkeypatch.setattr(TableState, "partition", partition)
     assert log.partition_at({"part": "a"}) == (base, ())
     theirs.join(60)

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from support.byte_store import Injected
 from support.drivers import (
     Checkpoint,
     Runner,
@@ -30,7 +31,7 @@ from support.tables import context_of, group_ledger_of, ledgers_of, messages_of
 from spark_mq import Message, Queue
 from spark_mq.errors import InvalidOption, LeaseLost, StreamFenced
 from spark_mq.ledger.ranges import AVAILABLE, LEASED
-from spark_mq.ledger.stream_batch import left_batch_app_id, parse_lease_id
+from spark_mq.ledger.stream_batch import parse_lease_id
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource, stream_id_in_queue
 from spark_mq.streaming.source import leave_batch as leave
@@ -222,25 +223,11 @@ def test_an_ack_that_has_not_seen_what_was_left_is_refused(queue: Queue) -> None
     queue.publish("a")
     runner = Runner(queue)
     stream, n = _batch_of(runner.batch())
-    looks = 0
-    read, other = ledgers_of(queue).read, ledgers_of(again(queue))
-
-    def late(group: str, **given: Any) -> Any:
-        nonlocal looks
-        stored, looks = read(group, **given), looks + 1
-        if looks == 1:  # as `leave` does it in another process
-            theirs = other.read(group)
-            other.write(
-                (theirs, theirs.ledger),
-                operation_id="other",
-                note={},
-                txns=[(left_batch_app_id(stream), n)],
-            )
-        return stored
-
-    ledgers_of(queue).read = late  # type: ignore[method-assign]
+    other = group_ledger_of(again(queue).group("g"))
+    read = Injected(ledgers_of(queue).read, after=lambda: leave(other, stream, n))
+    ledgers_of(queue).read = read  # type: ignore[method-assign]
     runner.source.ack_committed(stream, n)
-    assert looks == 2
+    assert read.calls == 2
     assert queue.group("g").stats().leased == 1
 
 
@@ -652,14 +639,8 @@ def test_the_source_extends_its_own_lease(queue: Queue, clock: ManualClock) -> N
     source = StreamSource(group, StreamOptions(visibility_timeout=30_000))
     start = source.initial()
     plan = source.plan(start, source.latest(start))
-    reached, original = threading.Event(), group.run
-
-    def run(command: Any, *args: Any) -> Any:
-        result = original(command, *args)
-        reached.set()
-        return result
-
-    group.run = run  # type: ignore[method-assign]
+    reached = threading.Event()
+    group.run = Injected(group.run, after=reached.set)  # type: ignore[method-assign]
     clock.advance("20ms")
     try:
         assert reached.wait(10)
