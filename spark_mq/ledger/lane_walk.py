@@ -211,7 +211,7 @@ class OrderedWalk(LaneWalk):
             yield slots, 0
             self._blocks = blocks
             return
-        share = 2 * messages * blocks // max(1, self._index.layout.lanes)
+        share = 2 * messages * blocks // self._index.layout.lanes
         self._hot_slots.quota = max(1, min(share, messages // 2))
         yield slots, 0
         for visit in self._hot_slots.deferred():
