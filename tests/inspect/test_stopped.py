@@ -69,4 +69,4 @@ def test_a_group_of_which_nothing_is_due_gives_no_reason(clock: ManualClock) -> 
     lease.nack(delay="1h")
     group.lease("w")
     stats = group.stats()
-    assert (stats.blocked_because, stats.ready, stats.delayed, stats.leased) == ("", 0, 2, 1)
+    assert (stats.blocked_because, stats.backlog, stats.delayed, stats.leased) == ("", 3, 2, 1)

@@ -11,7 +11,7 @@ from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
 from spark_mq.ledger.owner_commands import Pause, Resume
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE
 
-from .slot_files import LANES, file_of, ordered
+from .slot_files import file_of, ordered
 
 
 def fail(group: Group, count: int, size: int = 1, **more) -> None:
@@ -165,14 +165,12 @@ def test_a_trial_prefers_such_a_message_of_a_lower_priority():
     group.rules = limits()
     fail(group, 5)
     group.now += 20_000 * SECOND
-    files = [file_of(1, (9, None, 5)), file_of(2, (1, None, 3))]
-    group.index = MessageIndex(files, 2, lanes=LANES)
+    group.index = group.index.extended([file_of(2, (1, None, 3))], 2)
     assert group.lease("trial", 10) == [sequence(2, 0)]
 
 
 def test_a_trial_passes_over_no_failed_message_of_its_key():
-    files = [file_of(1, (0, 0, 5)), file_of(2, (0, 0, 1), (0, 1, 1))]
-    group = ordered(*files)
+    group = ordered(file_of(1, (0, 0, 5)), file_of(2, (0, 0, 1), (0, 1, 1)))
     group.rules = limits(order="key", breaker_threshold=1)
     fail(group, 1)
     group.now += 20_000 * SECOND

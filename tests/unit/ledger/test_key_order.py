@@ -93,9 +93,9 @@ def test_leases_come_to_hold_neighbouring_lanes() -> None:
 
 
 def test_a_lease_of_small_files_takes_any_lanes_of_its_share() -> None:
-    group = ordered(*(file_of(v, (0, lane, 1)) for v, lane in ((1, 3), (2, 0), (3, 2))))
+    group = ordered(file_of(1, (9, 0, 1), (9, 3, 1)), file_of(2, (0, 2, 1)))
     group.lease("a", 10)
-    assert rows_of(group, "a") == [(1, 0), (2, 0)]
+    assert rows_of(group, "a") == [(1, 0), (1, 1)]
 
 
 def test_a_nack_returns_the_later_messages_of_its_lane_uncounted() -> None:
@@ -121,8 +121,8 @@ def test_an_expired_lease_loses_its_claim_with_one_of_its_lanes() -> None:
 
 
 def test_an_expired_lease_keeps_its_claim_if_a_full_lease_only_looks_at_its_lane() -> None:
-    group = ordered(file_of(1, (0, 0, 1), (0, 1, 1)))
-    first, second = sequence(1, 0), sequence(1, 1)
+    group = ordered(file_of(1, (0, 1, 1)), file_of(2, (0, 0, 1)))
+    first, second = sequence(1, 0), sequence(2, 0)
     group.lease("a", intervals=[(second, second)])
     group.expire()
     assert group.lease("b", 2, max_bytes=0) == [first]
@@ -296,6 +296,12 @@ def test_a_hot_lane_fills_a_lease_if_others_have_no_more(priority: int) -> None:
         left += [one for one in rows_of(group, "b") if one[1] < 40]
         group.settle("ack", "b")
     assert left == hot
+
+
+def test_a_lease_with_all_of_a_hot_lane_goes_on_with_a_lower_priority() -> None:
+    group = ordered(*(file_of(v, (9, 0, 40), (9, 1, 2), (0, 0, 2)) for v in range(1, 11)))
+    taken = group.lease("a", 600)
+    assert len(taken) == len(set(taken)) == 440
 
 
 def test_messages_without_a_key_have_a_share_too_and_go_on_where_they_waited() -> None:

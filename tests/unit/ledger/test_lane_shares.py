@@ -10,10 +10,10 @@ import pytest
 from support.ledger_group import Group
 
 from spark_mq import GroupSettings
-from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
+from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.settle import ACK, NACK
 
-from .slot_files import LANES, LAYOUT, file_of, ordered
+from .slot_files import LAYOUT, file_of, ordered
 
 BURSTS = 16
 """A lane is at most this part of a lease ahead of its share, or behind it."""
@@ -64,15 +64,13 @@ def test_single_messages_go_round():
 
 def test_messages_without_a_key_share_as_one_lane():
     group = fair(file_of(1, (0, 0, 1_000), (0, 1, 1_000), (0, None, 1_000)))
-    assert sum(drain(group, 30, 10), Counter()) == {0: 100, 1: 100, None: 100}
+    assert drain(group, 3, 10) == [{0: 1, 1: 1, None: 1}] * 10
 
 
 def test_a_lane_that_was_idle_has_saved_up_nothing():
-    group = fair(file_of(1, (0, 0, 1_000)), file_of(2, (0, 1, 500)))
-    first = [one for one in group.index.files if one.first >> 32 == 1]
-    index, group.index = group.index, MessageIndex(first, 1, lanes=LANES)
+    group = fair(file_of(1, (0, 0, 1_000)))
     drain(group, 100, 5)
-    group.index = index
+    group.index = group.index.extended([file_of(2, (0, 1, 500))], 2)
     for found in drain(group, 100, 2):
         assert found[0] == pytest.approx(50, abs=100 / BURSTS)
 
