@@ -14,12 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from support.rule_variants import first, rule_variant
 from support.sinks import OF_QUEUES, OF_TABLES, SCHEMA, make_sink, values
 from support.tables import context_of
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue, errors
+from spark_mq.errors import ContentionTimeout
 from spark_mq.testing import ManualClock
 
 
@@ -255,6 +256,12 @@ def test_a_write_that_lands_before_its_fence_is_not_repeated(
     sleeper = begin(group, "a")
     die(sleeper, clock)
     lease = take(group)
+
+    def lose(_: Any) -> None:
+        raise CommitFailedError("others came first")
+
+    with rule_variant("delta_sink:_add_files", first(lose)), pytest.raises(ContentionTimeout):
+        append(lease)
     with rule_variant("delta_sink:_add_files", first(lambda _: append(sleeper))):
         assert not append(lease)
     assert values(sink) == ["a"]

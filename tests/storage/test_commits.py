@@ -275,8 +275,7 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 
 
 def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
-    limits(orphan_seconds=0.0, index_files=3, sweep_interval=1, archive_versions=0)
-    limits(archive_seconds=0.0)
+    limits(index_files=3, sweep_interval=1, archive_versions=0, archive_seconds=0.0)
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
