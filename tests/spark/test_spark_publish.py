@@ -11,11 +11,12 @@ from chispa import assert_df_equality
 from pyspark.errors import AnalysisException
 from support.harness import (
     configured,
+    finish,
     forget_last_commit,
     look,
     numbered,
     publish,
-    publish_stream,
+    start,
     values,
     versions,
 )
@@ -98,7 +99,8 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
 
     def publish_lines(name: str, text: str) -> None:
         (lines / name).write_text(text)
-        publish_stream(spark.readStream.text(str(lines)), queue.path, checkpoint)
+        writer = spark.readStream.text(str(lines)).writeStream.format("spark_mq")
+        finish(start(writer.option("path", queue.path), checkpoint))
 
     publish_lines("1", "a\nb\n")
     forget_last_commit(checkpoint)

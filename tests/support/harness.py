@@ -138,11 +138,6 @@ def publish(rows: Any, path: str, **options: str) -> None:
     rows.write.format("spark_mq").mode("append").options(**options).save(path)
 
 
-def publish_stream(rows: Any, path: str, checkpoint: Path) -> None:
-    """Publish what a stream has now."""
-    finish(start(rows.writeStream.format("spark_mq").option("path", path), checkpoint))
-
-
 def look(spark: Any, queue: Queue, **options: str) -> Any:
     """Read a queue as a batch, without leases."""
     return spark.read.format("spark_mq").options(**options).load(queue.path)

@@ -13,7 +13,7 @@ import pytest
 
 from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.message_index import FileSlice
-from spark_mq.parquet.files import MAX_GROUP_BYTES, RowGroupCache
+from spark_mq.parquet.files import MAX_GROUP_BYTES, RowGroupCache, row_groups
 from spark_mq.parquet.reader import MessageReader
 
 ROWS = 1_000
@@ -109,14 +109,6 @@ def test_threads_that_want_one_row_group_decode_it_once() -> None:
     assert decode.times == 2
 
 
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch) -> RowGroupCache:
-    """The cache that readers use, empty."""
-    empty = RowGroupCache()
-    monkeypatch.setattr("spark_mq.parquet.reader.row_groups", empty)
-    return empty
-
-
 def write(folder: Path, first: int = 0) -> None:
     values = [b"%06d" % number for number in range(first, first + ROWS)]
     table = pa.table({"value": pa.array(values, pa.binary()), "key": ["k"] * ROWS})
@@ -128,40 +120,38 @@ def part(folder: Path, first: int, rows: int = 100, *, share: bool = True) -> pa
     return reader.read(FileSlice("f", first, rows, first, 0, 0))
 
 
-def test_readers_of_parts_share_a_row_group(tmp_path: Path, cache: RowGroupCache) -> None:
+def test_readers_of_parts_share_a_row_group(tmp_path: Path) -> None:
     write(tmp_path)
     kept = []
     for first in range(0, ROWS, 100):
         found = part(tmp_path, first)
         assert found.equals(part(tmp_path, first, share=False))
         assert found["value"][0].as_py() == b"%06d" % first
-        kept.append(len(cache))
+        kept.append(len(row_groups))
         held = found.get_total_buffer_size()
         assert held < 2_500, "a part holds its own rows, not the whole row group"
     assert kept == [*[1] * 9, 0]
 
 
-def test_readers_of_other_columns_share_no_row_group(tmp_path: Path, cache: RowGroupCache) -> None:
+def test_readers_of_other_columns_share_no_row_group(tmp_path: Path) -> None:
     write(tmp_path)
     part(tmp_path, 0)
     reader = MessageReader(ObjectStore(str(tmp_path)), ["key"], share=True)
     assert reader.read(FileSlice("f", 0, 100, 0, 0, 0))["key"].to_pylist() == ["k"] * 100
 
 
-def test_a_whole_row_group_is_not_kept(tmp_path: Path, cache: RowGroupCache) -> None:
+def test_a_whole_row_group_is_not_kept(tmp_path: Path) -> None:
     write(tmp_path)
     for _ in range(3):
         assert part(tmp_path, 0, ROWS).num_rows == ROWS
-    assert len(cache) == 0
+    assert len(row_groups) == 0
 
 
-def test_another_file_under_a_known_name_is_read_as_it_is(
-    tmp_path: Path, cache: RowGroupCache
-) -> None:
+def test_another_file_under_a_known_name_is_read_as_it_is(tmp_path: Path) -> None:
     write(tmp_path)
     for _ in range(3):
         part(tmp_path, 0)
-    assert len(cache) == 1
+    assert len(row_groups) == 1
     size = (tmp_path / "f").stat().st_size
     other = tmp_path / "other"
     other.mkdir()
