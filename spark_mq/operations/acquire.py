@@ -160,10 +160,9 @@ def _seconds_until_due(ledger: GroupLedger) -> float:
     """Return the seconds until time alone may make something due."""
     # The try has just looked.
     snapshot, now = ledger.ledgers.read(ledger.name, refresh=False), ledger.now()
-    if snapshot.ledger is None:
-        return float("inf")
-    index = ledger.index_for(snapshot.ledger, snapshot.ledger.end_sequence)
-    at = next_due_at(snapshot.ledger, index, ledger.settings_in(snapshot), now)
+    known = ledger.ledger_in(snapshot)
+    index = ledger.index_for(known, known.end_sequence)
+    at = next_due_at(known, index, ledger.settings_in(snapshot), now)
     return float("inf") if at is None else (at - now) / SECOND
 
 

@@ -40,8 +40,8 @@ class Place:
         """Table, path and second of each call."""
         self._queue, self._clock = queue, clock
         self._seconds, self._read = 1_000.0, threading.local()
-        self._seen = defaultdict[int, set[float]](set)
-        """The seconds at which each thread read the clock."""
+        self.seen = defaultdict[int, list[float]](list)
+        """What each thread read from the clock."""
         self._elapsed = ElapsedClock(self._running, self._wall)
         store.on(*REQUESTS, act=self._note)
 
@@ -66,12 +66,12 @@ class Place:
     def have_waited(self, workers: int, times: int) -> bool:
         """Return whether so many workers read the clock at so many seconds. A try takes few."""
         mine = threading.get_ident()
-        seen = [len(seconds) for thread, seconds in list(self._seen.items()) if thread != mine]
+        seen = [len(set(read)) for thread, read in list(self.seen.items()) if thread != mine]
         return len(seen) >= workers and min(seen) >= times
 
     def _running(self) -> float:
         self._read.seconds = self._seconds
-        self._seen[threading.get_ident()].add(self._seconds)
+        self.seen[threading.get_ident()].append(self._seconds)
         return self._seconds
 
     def _wall(self) -> float:
@@ -120,9 +120,11 @@ def test_a_minute_of_waiting_is_60_requests(place: Place, groups: list[str]) -> 
             workers.enter_context(waiting(next(handles), group))
         settle_down(place, len(groups))
         place.calls.clear()
+        place.seen.clear()
         for _ in range(30):
             place.advance_to_a_look()
         assert len(place.calls) == 60
+        assert sum(map(len, place.seen.values())) < 600 * len(groups), "it sleeps"
         assert {path.partition("/")[0] for _, path, _ in place.calls} == {"_delta_log"}
 
 
