@@ -451,7 +451,6 @@ def test_a_trace_follows_redrives_in_both_directions(queue: Queue, own_id: bool)
         places = [text.index(f"message {sequence} ") for sequence in sequences]
         assert places == sorted(places)
         assert text.count("redriven as") == 2
-        assert ("no 0" in text, "no 1" in text) == (True, True)
     assert [trace.earlier is None for trace in traces] == [True, False, False]
 
 
@@ -482,9 +481,6 @@ def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) 
     assert [outcome.outcome for outcome in ends] == ["redriven"]
     assert queue.trace(before).later[0].events == copy.events
     assert queue.trace(before).redriven_at is None
-    was, became = str(copy).split("redriven as")
-    assert ("first published" in was, "first published" in became) == (False, True)
-    assert "user alice" in became
     html = copy._repr_html_()
     assert html.index(f"message {before} ") < html.index("no") < html.index(f"message {after} ")
 
