@@ -185,8 +185,7 @@ class FeedCommits:
         if (done := self.settle([part], [lease], extra_acquires)) is None:
             return False, []
         (outcome,), granted = done
-        if outcome.settled < len(lease):
-            lease.keep_only(outcome.ranges)
+        lease.keep_only(outcome.ranges)
         return outcome.settled > 0, granted
 
     def watch(self, lease: WorkerLease) -> None:

@@ -228,10 +228,11 @@ def decoding_leases(handler: Handler, format: Format) -> Handler:
                 good.append(replace(message, data=format.decode(message.value)))
             except InvalidPayload as error:
                 reasons.setdefault(safe_text(error), []).append(message.sequence)
-        rejected = lease.keep(good, reasons)
-        if rejected:
+        lease.keep(good, reasons)
+        if reasons:
             text = "group %s: rejects what cannot be decoded, %s, such as: %s (lease %s)"
-            shown, why = show_count(rejected, "message"), next(iter(reasons))
+            shown = show_count(sum(map(len, reasons.values())), "message")
+            why = next(iter(reasons))
             _log.warning(text, lease.group.name, shown, why, lease.lease_id)
         return handler(lease) if good else None
 

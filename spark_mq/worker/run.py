@@ -19,7 +19,7 @@ from spark_mq.message import Format, check_format
 from spark_mq.operations.acquire import LOCAL_POLL
 from spark_mq.operations.context import GroupLedger
 from spark_mq.util.clock import SECOND, Duration
-from spark_mq.util.show import show_count
+from spark_mq.util.show import show_count, show_some
 from spark_mq.util.signals import taking_signals
 from spark_mq.util.user import identify_worker, worker_name
 from spark_mq.util.validation import (
@@ -165,11 +165,10 @@ class ThreadWatch:
 def describe_wait(running: Sequence[tuple[str, float]], seconds: float) -> str:
     """Return what a worker waits for after Ctrl-C, by each handler's work and monotonic start."""
     now = time.monotonic()
-    shown = [f"{work} (running for {now - since:.1f} s)" for work, since in running[:_SHOWN]]
-    more = [f"{len(running) - _SHOWN} more"] if len(running) > _SHOWN else []
+    shown = [f"{work} (running for {now - since:.1f} s)" for work, since in running]
     handlers = show_count(len(running), "handler")
     return (
-        f"Ctrl-C: waiting up to {seconds:g} s for {handlers}: {', '.join(shown + more)}. "
+        f"Ctrl-C: waiting up to {seconds:g} s for {handlers}: {show_some(shown, _SHOWN)}. "
         "Press Ctrl-C again to end at once and give their messages back"
     )
 

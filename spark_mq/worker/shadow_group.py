@@ -274,7 +274,6 @@ class ShadowCommits(FeedCommits):
         """End the replay soon, unless it was a coroutine, which needs a moment to be cancelled."""
         self.flush_log()
         self._timer = threading.Timer(PATIENCE_SECONDS, self._end_if_hung, [pool, limit])
-        self._timer.daemon = True
         self._timer.start()
 
     def _end_if_hung(self, pool: Pool, limit: str) -> None:

@@ -173,7 +173,7 @@ class _SettledRows:
         for part, r in newest:
             selected = self._sequences(part, r)
             if self._stopped:
-                return 0
+                break
             if len(selected) >= limit:
                 return selected[len(selected) - limit]
             limit -= len(selected)

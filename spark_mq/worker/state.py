@@ -50,7 +50,10 @@ class WorkSummary(Record):
 
 
 class _Stop(threading.Event):
-    """The end of one worker. It is set with its caller's event, which may stop other workers."""
+    """The end of one worker. It is set with its caller's event, which may stop other workers.
+
+    To `wait` is to wait for the worker's own end, which follows that event within a poll.
+    """
 
     def __init__(self, given: threading.Event | None) -> None:
         super().__init__()
@@ -58,10 +61,6 @@ class _Stop(threading.Event):
 
     def is_set(self) -> bool:
         return super().is_set() or (self._given is not None and self._given.is_set())
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the worker's own end, which follows the caller's event within a poll."""
-        return self.is_set() or super().wait(timeout)
 
 
 class WorkState:

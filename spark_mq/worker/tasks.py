@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 from spark_mq.errors import InvalidHandlerResult, SparkMQError
@@ -135,11 +134,11 @@ class WorkerLease(Lease):
                 counts[r.delivery_count] = counts.get(r.delivery_count, 0) + count
         return counts
 
-    def keep(self, messages: list[ReceivedMessage], rejected: Mapping[str, Sequence[int]]) -> int:
-        """Keep some messages, and reject the others by reason, in one commit. Return how many."""
+    def keep(self, messages: list[ReceivedMessage], rejected: Mapping[str, Sequence[int]]) -> None:
+        """Keep some messages, and reject the others by reason, in one commit."""
         self.messages = messages
         if not rejected:
-            return 0
+            return
         parts = [
             SettlePart(REJECT, self.lease_id, from_sequences(sequences), error=why)
             for why, sequences in rejected.items()
@@ -153,10 +152,8 @@ class WorkerLease(Lease):
         index = self._ledger.messages.index(max(r.last for r in self._ranges))
         with self._lock:
             self._ranges = tuple(piece for r in self._ranges for piece in r.within(kept, index))
-        self._held.mark_settled(from_sequences(chain.from_iterable(rejected.values())))
         for part, outcome in zip(parts, outcomes, strict=True):
             self._held.note_settle(part, outcome)
-        return sum(outcome.settled for outcome in outcomes)
 
     # -- its store
 

@@ -148,40 +148,39 @@ class _Sweeper:
         self._running = threading.Lock()
         self._failed = False
 
-    def sweep(self, *, last: bool = False) -> bool:
-        """Sweep if it is due, and return whether it was. The `last` one only minds who sweeps now.
+    def sweep(self, *, last: bool = False) -> None:
+        """Sweep if it is due. The `last` one only minds who sweeps now.
 
         A failure disturbs nobody. The next sweep goes on from there.
         """
         if not self._running.acquire(blocking=False):
-            return False
+            return
         try:
-            return self._sweep(last)
+            self._sweep(last)
         except Exception as error:
             level = logging.INFO if self._failed else logging.WARNING
             self._failed = True
             text = "the sweep of queue %s failed, and is tried again: %s"
             _log.log(level, text, self._queue.path, one_line(error))
-            return False
         finally:
             self._running.release()
 
-    def _sweep(self, last: bool) -> bool:
+    def _sweep(self, last: bool) -> None:
         now = self._queue.now()
         if not last and 0 <= self._look_at - now <= self._interval:  # a clock may be set back
-            return False
+            return
         self._look_at = now + self._interval  # also after a failure
         fresh = self._fresh(now, last)
         if fresh:
             self._look_at = max(sweeper.seen_at for sweeper in fresh) + self._interval
-            return False
+            return
         self._write(now, now, BUSY)
         # Each writes before it looks again, so of two that begin at once one sees the other.
         if self._fresh(now, last=True):
             self._queue.ledgers.files.delete(heartbeat_path(_PLACE, self._id))
             pause = min(self._interval, _MAX_PAUSE)
             self._look_at = now + int(random.random() * pause)  # both may have given way
-            return False
+            return
         try:
             report = run_sweep(self._queue)
         finally:
@@ -190,7 +189,6 @@ class _Sweeper:
             self._look_at = ended + self._interval
         self._failed = False
         _log.info("swept queue %s: %s", self._queue.path, report)
-        return True
 
     def _fresh(self, now: int, last: bool) -> list[Heartbeat]:
         """Return the sweeps that count. Delete the files of those that are long over."""
