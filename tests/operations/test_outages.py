@@ -550,7 +550,7 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, ack: str
 ) -> None:
     queue.publish("a")
-    stop = threading.Event()
+    stop, handled = threading.Event(), list[Lease]()
 
     def failing(run: Callable[[], Any], commands: Any) -> Any:
         if commands[0].lease_ids:
@@ -560,8 +560,9 @@ def test_a_worker_that_cannot_settle_ends_after_its_grace(
 
     on_commands(monkeypatch, failing)
     before = time.monotonic()
-    queue.group().work(lambda _: None, mode="batch", stop=stop, ack=ack, shutdown_timeout="200ms")
+    queue.group().work(handled.append, mode="batch", stop=stop, ack=ack, shutdown_timeout="200ms")
     assert time.monotonic() - before < 20
+    assert len(handled) == (ack == "on_success")
     assert counts(queue) == {("leased", 1, 0)}
 
 

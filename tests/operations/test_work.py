@@ -141,6 +141,7 @@ def test_acked_first_a_handler_gets_what_its_lease_still_has(
     limit = {"max_messages": 3} if mode == "batch" else {}
     summary = drain(queue, handle, mode=mode, ack="on_receive", threads=3, **limit)
     assert sorted(itertools.chain(*calls)) == ["a", "b", "c"]
+    assert all(calls), "no lease without messages"
     assert summary.acked == 3
     assert counts(queue) == {"acked": 3}
 
