@@ -605,8 +605,7 @@ def test_keeping_alive_ends_with_the_lease_and_survives_a_failing_storage(error:
             raise error
         raise LeaseLost("it holds nothing", lease_id="x", lost=[], result=None)
 
-    alive = KeepAlive(extend, lambda _: over.set())
-    alive.add("lease", timeout=3_000, limit=SECOND)
+    alive = KeepAlive(extend, lambda _: over.set()).add("lease", timeout=3_000, limit=SECOND)
     try:
         assert over.wait(10)
     finally:
