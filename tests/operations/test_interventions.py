@@ -65,7 +65,9 @@ def test_an_expired_message_is_not_retried(queue: Queue, clock: ManualClock, sta
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("floor", ["below it", "at it"])
-def test_a_change_of_a_settled_message_does_nothing(make: Make, change: str, floor: str) -> None:
+def test_a_change_of_a_settled_message_does_nothing(
+    make: Make, clock: ManualClock, change: str, floor: str
+) -> None:
     """It is below the start sequence, or above it."""
     queue = make(retention="0s")
     names = ["one", "two"] if floor == "at it" else ["two", "one"]
@@ -74,6 +76,7 @@ def test_a_change_of_a_settled_message_does_nothing(make: Make, change: str, flo
     assert group.discard(message_id="one") == 1
     named = {"message_id": "one"}, {"key": "one"}, {"sequences": s[names.index("one")]}
     assert [getattr(group, change)(**one) for one in named] == [0, 0, 0]
+    clock.advance("1m")  # on a disk the publish has the time of the machine
     trim(queue)
     assert group.discard(message_id="two") == 1
     with pytest.raises(InvalidOption, match="no message"):
