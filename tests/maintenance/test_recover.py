@@ -168,10 +168,11 @@ def content(path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("old", "grown", "commits"), [(("messages",), 1, 12), (("messages", "commits"), 30, 0)]
+    ("old", "grown", "counts"),
+    [(("messages",), 1, (45, 10, 12)), (("messages", "commits"), 30, (45, 21, 0))],
 )
 def test_a_log_that_went_back_and_grew_again_is_refused(
-    past: Past, tmp_path: Path, old: tuple[str, ...], grown: int, commits: int
+    past: Past, tmp_path: Path, old: tuple[str, ...], grown: int, counts: tuple[int, ...]
 ) -> None:
     """Any Delta writer may append to it, and none of them knows leases/."""
     path = past.with_old(tmp_path / "queue", old)
@@ -188,7 +189,7 @@ def test_a_log_that_went_back_and_grew_again_is_refused(
         with pytest.raises(TablesDisagree):
             use(late(path))
     report = late(path).recover()
-    assert (report.forgotten, report.commits) == (45, commits)
+    assert (report.forgotten, report.unread, report.commits) == counts
     assert set(again) <= set(late_values(path))
 
 
