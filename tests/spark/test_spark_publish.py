@@ -156,8 +156,9 @@ def test_a_batch_read_shows_each_message_with_its_state_and_changes_nothing(
         peek.select(shown.columns), shown, ignore_row_order=True, ignore_nullable=True
     )
     with configured(spark, "spark.sql.python.filterPushdown.enabled", "true"):
-        leased = look(spark, queue, consumerGroup="g").where("state = 'leased'").first()
+        peek = look(spark, queue, consumerGroup="g")
+        leased = peek.where("state = 'leased'").first()
+        assert values(peek) == numbered(6), "the conditions of one query hold for no other"
     assert leased.lease_id == held.lease_id
     assert leased.lease_expires_at is not None
-    assert values(peek) == numbered(6)
     assert versions(queue) == before
