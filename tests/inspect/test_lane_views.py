@@ -59,7 +59,7 @@ def test_a_failed_a_released_a_delayed_and_a_blocked_message_are_named(
     queue = ordered(make, max_delivery_attempts=2, on_max_deliveries="block", **retries)
     for number in range(3):
         queue.publish([Message("x", key=key_in(number)), Message("y", key=key_in(number))])
-    queue.publish(Message("z", key=key_in(7), deliver_at="2h"))
+    queue.publish([Message("z", key=key_in(7), deliver_at=f"{hours}h") for hours in (2, 3)])
     group = queue.group("g")
     for number in range(3):
         lease = group.lease("w", max_messages=1)

@@ -171,6 +171,7 @@ def test_a_handler_decides_about_its_message(queue: Queue, name: str, how: str) 
     ends = {"acked": 0, "rejected": 0, "nacked": 0, "released": 0, counted: 1}
     assert summary == having(**ends, settled=int(counted == "rejected"))
     assert queue.group().peek() == [left]
+    assert not queue.group().peek(state="unread")
 
 
 def test_a_delay_is_as_long_as_the_decision_says(queue: Queue, clock: ManualClock) -> None:

@@ -27,6 +27,7 @@ def test_a_lane_is_the_crc_of_the_key() -> None:
     layout = SlotLayout(64)
     assert layout.lane("schlüssel") == crc32("schlüssel".encode()) % 64
     assert layout.lane(None) is None
+    assert layout.lanes_in(layout.everything) == layout.every_lane, "but not that without a key"
     assert SlotLayout(0).lane("key") is None
 
 
@@ -73,6 +74,8 @@ def test_rows_in_the_middle_have_their_slots(
     middle = [n for n, low, high in found.between(first, last) for _ in range(low, high + 1)]
     assert middle == each[first : last + 1]
     assert found.mask_of(first, last) == sum(1 << n for n in set(middle))
+    odd = [run for run in found.between(first, last) if run[0] % 2]
+    assert list(found.runs_of(sum(1 << n for n in range(1, 50, 2)), first, last)) == odd
 
 
 @pytest.mark.parametrize(
