@@ -108,11 +108,10 @@ def _split(
 
 
 def range_of(piece: Piece, ledger: Ledger, index: MessageIndex) -> Range:
-    """Return the messages of a piece as a range with all that the ledger knows about them."""
+    """Return a piece as a range with all else that the ledger knows. The piece has the state."""
     count = index.count(piece.first, piece.last)
     if piece.row is None:
-        state = UNREAD if piece.unread or piece.state == DEAD else SETTLED
-        r = Range(piece.first, piece.last, state, count, available_at=piece.due_at)
+        r = Range(piece.first, piece.last, UNREAD, count, available_at=piece.due_at)
         return to_dead(r, EXPIRED, None) if piece.state == DEAD else r
     r = ledger.range_at(piece.row).at(piece.first, piece.last, count)
     if piece.expired and piece.state == DEAD:
