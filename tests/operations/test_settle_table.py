@@ -67,10 +67,8 @@ def by_id(case: Case, verb: str, *args: Any) -> None:
 
 def later(case: Case) -> Lease:
     case.expire()
-    taken = case.queue.group().lease("later", max_messages=3)
-    while taken is not None and case.sequence not in [m.sequence for m in taken.messages]:
-        taken = case.queue.group().lease("later", max_messages=3)
-    assert taken is not None
+    _, taken = lease(case.queue), lease(case.queue)  # of one message each, since they expired
+    assert [message.sequence for message in taken.messages] == [case.sequence]
     return taken
 
 
@@ -180,5 +178,20 @@ def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
     assert group.ack(done.lease_id) == SettleResult(0), "as the archive tells"
     assert group.ack([done.lease_id, other.lease_id]) == SettleResult(1)
     with pytest.raises(LeaseLost) as caught:
-        group.ack({done.lease_id: None, "no-such-lease": None})
+        group.ack({other.lease_id: None, "no-such-lease": None})
     assert caught.value.data["lease_id"] == "no-such-lease"
+    assert caught.value.data["result"] == SettleResult(0)
+
+
+def test_a_repeat_by_id_is_known_for_a_day(case: Case) -> None:
+    group, name = case.queue.group(), case.lease.lease_id
+    group.ack(name)
+    for at in range(1, 19):  # with the ack and one more as many commits as one read of the past
+        group.configure(max_in_flight=at)
+    case.clock.advance("1d")
+    group.configure(max_in_flight=19)
+    assert group.ack(name) == SettleResult(0)
+    case.clock.advance("1s")
+    group.configure(max_in_flight=20)
+    with pytest.raises(LeaseLost):
+        group.ack(name)
