@@ -196,7 +196,7 @@ def test_duplicates_are_not_of_the_batch(make: Make, clock: ManualClock) -> None
     queue.publish([Message("a", dedup_id="1")])
     queue.publish([Message("a", dedup_id="1"), Message("b", dedup_id="2")], batch_id="b")
     queue.publish([Message("b", dedup_id="2")], batch_id="b")
-    assert queue.batches() == [having(name="b", messages=1)]
+    assert queue.batches() == [having(name="b", messages=1, settled=0)]
 
 
 def test_a_batch_in_a_queue_with_lanes_and_by_a_publisher(make: Make) -> None:
