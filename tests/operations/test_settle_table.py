@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.handles import archive, lease
+from support.handles import archive, lease, leased
 from support.having import having
 from support.tables import group_ledger_of
 
 from spark_mq import Lease, Message, Queue, SettleResult
 from spark_mq.errors import LeaseLost
-from spark_mq.testing import ManualClock
+from spark_mq.testing import ManualClock, memory_queue
 
 VERBS = ("ack", "nack", "reject", "release")
 AFTER = {
@@ -183,15 +183,17 @@ def test_a_repeat_by_id_settles_the_other_leases(case: Case) -> None:
     assert caught.value.data["result"] == SettleResult(0)
 
 
-def test_a_repeat_by_id_is_known_for_a_day(case: Case) -> None:
-    group, name = case.queue.group(), case.lease.lease_id
+def test_a_repeat_by_id_is_known_for_a_day(clock: ManualClock) -> None:
+    # On a disk the times of commits are of the machine's clock.
+    queue = memory_queue(clock)
+    group, name = queue.group(), leased(queue, "a").lease_id
     group.ack(name)
     for at in range(1, 19):  # with the ack and one more as many commits as one read of the past
         group.configure(max_in_flight=at)
-    case.clock.advance("1d")
+    clock.advance("1d")
     group.configure(max_in_flight=19)
     assert group.ack(name) == SettleResult(0)
-    case.clock.advance("1s")
+    clock.advance("1s")
     group.configure(max_in_flight=20)
     with pytest.raises(LeaseLost):
         group.ack(name)
