@@ -9,12 +9,13 @@ import json
 from typing import Any
 
 import pytest
-from support.handles import again, killed, lease, leased, on_commit, once, take_all
+from support.handles import again, killed, lease, leased, on_commit, take_all
 from support.having import having
+from support.limits import Limits
 from support.people import as_visitor
 from support.queues import Make, beside
 from support.rule_variants import first, rule_variant
-from support.tables import messages_of, on_publish
+from support.tables import messages_of
 
 from spark_mq import BatchClosed, InvalidOption, Message, Queue, QueueNotFound, UnsupportedTable
 from spark_mq.testing import ManualClock, memory_queue
@@ -41,12 +42,6 @@ def counted(done: Queue) -> dict[str, int]:
 def publish_and_close(queue: Queue, done: Queue, *messages: Message | str) -> None:
     queue.publish(messages or ["a", "b"], batch_id="b")
     queue.close_batch("b", to=done)
-
-
-def completed(queue: Queue) -> list[str]:
-    """The batches of the completion messages in a queue with other messages."""
-    found = (message.headers.get("spark_mq.batch_id") for message in queue.peek(100))
-    return [name for name in found if name is not None]
 
 
 def ack_all(queue: Queue, group: str = "default") -> None:
@@ -77,6 +72,7 @@ def test_a_settled_batch_sends_one_message_with_its_counts(queue: Queue, done: Q
     assert queue.batches()[0] == having(name="import-7", settled=2)
     lease(queue, 2).ack()  # other, c
     assert [queue.sweep().completed_batches for _ in range(3)] == [1, 0, 0]
+    assert [*messages_of(done).look().txns.values()] == [1]
     (message,) = done.peek()
     assert message.headers == {"spark_mq.batch_id": "import-7", "spark_mq.batch_queue": queue.path}
     assert message.message_id == "import-7/complete"
@@ -232,18 +228,6 @@ def test_a_closed_batch_refuses_publishes(queue: Queue, done: Queue) -> None:
     assert queue.batches() == [having(messages=1)]
 
 
-def test_a_publish_that_meets_the_close_is_refused_whole(
-    queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue.publish(["a"], batch_id="b")
-    other = again(queue)
-    # The publish has read the log, and is about to create its entry.
-    on_commit(monkeypatch, "messages", before=lambda: other.close_batch("b", to=done))
-    with pytest.raises(BatchClosed):
-        queue.publish(["late"], batch_id="b")
-    assert [message.value for message in queue.peek()] == [b"a"]
-
-
 def test_closing_again_the_same_way_changes_nothing(queue: Queue, done: Queue) -> None:
     queue.group("audit").ensure()
     first = as_visitor("ada", lambda: queue.close_batch("b", to=done, groups=["default"]))
@@ -256,6 +240,15 @@ def test_closing_again_the_same_way_changes_nothing(queue: Queue, done: Queue) -
             queue.close_batch("b", **other)
     noted = [(change.user, change.detail) for change in queue.changes(since="3000d")]
     assert noted.count(("ada", "batch b closed")) == 1
+
+
+def test_closed_batches_have_a_limit(queue: Queue, done: Queue, limits: Limits) -> None:
+    queue.close_batch("a", to=done)
+    entry = messages_of(queue).look().metadata["configuration"]["spark_mq.batch.a"]
+    limits(batch_bytes=2 * len(entry))
+    queue.close_batch("b", to=done)
+    with pytest.raises(InvalidOption, match="makes the closed batches larger"):
+        queue.close_batch("c", to=done)
 
 
 def test_a_queue_without_groups_closes_no_batch(queue: Queue, clock: ManualClock) -> None:
@@ -286,7 +279,7 @@ def test_what_happens_after_a_kill_does_not_change_the_counts(queue: Queue, done
     assert counted(done) == {"acked": 2}
 
 
-def test_a_message_published_while_a_sweep_counts_is_not_lost(
+def test_a_publish_that_meets_the_close_is_refused_whole(
     queue: Queue, done: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An open batch is never counted, so all that lands before the close is in the counts."""
@@ -298,9 +291,11 @@ def test_a_message_published_while_a_sweep_counts_is_not_lost(
         other.sweep()
         other.close_batch("b", to=done)
 
-    on_publish(monkeypatch, queue, once(before=sweep_and_close))
+    # The publish has read the log, and is about to create its entry.
+    on_commit(monkeypatch, "messages", before=sweep_and_close)
     with pytest.raises(BatchClosed):
-        queue.publish(["c"], batch_id="b")
+        queue.publish(["late"], batch_id="b")
+    assert [message.value for message in queue.peek()] == [b"a"]
     queue.sweep()
     assert completions(done)[0]["messages"] == 1
 
@@ -313,6 +308,30 @@ def test_a_lease_of_later_messages_while_a_sweep_counts_is_no_damage(
     with rule_variant("count_outcomes", first(lambda _: leased(again(queue), "later"))):
         assert again(queue).sweep().completed_batches == 1
     assert counted(done) == {"acked": 1}
+
+
+@pytest.mark.parametrize("hangs_at", ["completion", "removal"])
+def test_a_sweep_that_hangs_for_days_spares_a_later_batch_of_the_name(
+    queue: Queue, done: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, hangs_at: str
+) -> None:
+    for name in ("b", "gone"):
+        queue.close_batch(name, to=done)
+    other = again(queue)
+    if hangs_at == "removal":
+        other.sweep()
+        clock.advance("99d")
+
+    def remove_and_close_again() -> None:
+        other.sweep()
+        clock.advance("99d")
+        other.sweep()
+        publish_and_close(other, done)
+
+    on_commit(monkeypatch, "messages", before=remove_and_close_again)
+    assert queue.sweep().completed_batches == 0
+    ack_all(queue)
+    assert queue.sweep().completed_batches == 1
+    assert queue.batches() == [having(name="b", state="complete", messages=2)]
 
 
 # -- time
@@ -354,36 +373,22 @@ def test_a_batch_older_than_the_history_has_unknown_outcomes(clock: ManualClock)
     assert batch.counts["default"] == counts(unknown=2)
 
 
-def test_an_old_complete_batch_is_removed_with_its_messages(
-    make: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_complete_batch_is_removed_with_its_messages(make: Make, clock: ManualClock) -> None:
     queue = make(retention="1h", history_retention="1d")
-    queue.publish(["a"], batch_id="b")
-    queue.group().ensure()
-    queue.close_batch("b", to=queue)
+    queue.publish(["a"], batch_id="old")
     ack_all(queue)
+    queue.close_batch("old", to=queue)
+    queue.group("slow").ensure()
     queue.sweep()
-    clock.advance("12h")
-    for _ in range(2):
-        queue.publish(["other"])
-        ack_all(queue)
-        queue.sweep()
-        clock.advance("2h")
-    assert queue.batches() == [having(name="b", state="complete")]
     clock.advance("2d")
-    other = again(queue)
-
-    def remove_and_close_again() -> None:
-        other.sweep()
-        assert queue.batches() == []
-        publish_and_close(other, other, "new")
-
-    on_commit(monkeypatch, "messages", before=remove_and_close_again)
     queue.sweep()
-    ack_all(queue)
-    queue.sweep()
-    assert queue.batches()[0] == having(state="complete", messages=1)
-    assert completed(queue) == ["b"]
+    assert queue.batches() == [having(name="old", state="complete")], "a group holds its messages"
+    ack_all(queue, "slow")
+    queue.close_batch("young", to=queue)
+    for _ in range(2):
+        queue.sweep()
+        clock.advance("5h")
+    assert queue.batches() == [having(name="young", state="complete")]
 
 
 def test_a_missing_target_fails_the_sweep_and_is_tried_again(
@@ -400,7 +405,7 @@ def test_a_missing_target_fails_the_sweep_and_is_tried_again(
     Queue.drop_at(done.path, done.name)
     with pytest.raises(QueueNotFound):
         queue.sweep()
-    assert completed(queue) == ["other"]  # the others continue
+    assert queue.peek()[2:] == [having(message_id="other/complete")]  # the others continue
     made = Queue.create(done.path, clock=clock, durable=False)
     queue.sweep()
     assert len(completions(made)) == 1

@@ -23,6 +23,7 @@ PLACES = {
     "archive_seconds": "storage.archive_table.KEEP_SECONDS",
     "archive_versions": "storage.archive_table.KEEP_VERSIONS",
     "ask_ids": "storage.id_files.ASK_IDS",
+    "batch_bytes": "operations.batches._MAX_ALL_BYTES",
     "check_seconds": "operations.committer.CHECK_SECONDS",
     "checkpoint_interval": "delta.log.CHECKPOINT_INTERVAL",
     "commit_seconds": "storage.optimistic_commit.TIMEOUT_SECONDS",
