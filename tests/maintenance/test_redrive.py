@@ -48,14 +48,15 @@ def test_a_condition_chooses_what_goes_back(queue: Queue) -> None:
 def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
     queue: Queue, limits: Limits
 ) -> None:
-    with_dead(queue, ["7", "7", "7", "seven"])
+    with_dead(queue, ["7", "7", "seven", "7"])
     limits(redrive_chunk=1)
-    for where in ("CAST(error AS INT) = 7", lambda letter: int(letter["error"]) == 7):
+    sql = "CAST(error AS INT) = 7"
+    for where, limit in ((sql, 3), (lambda letter: int(letter["error"]) == 7, None)):
         with pytest.raises(ValueError, match=r"ConversionException|invalid literal"):
-            queue.redrive(where=where)
+            queue.redrive(where=where, limit=limit)
         assert back(queue) == []
     # The limit is reached before the letter that does not fit.
-    assert queue.redrive(where="CAST(error AS INT) = 7", limit=2).messages == 2
+    assert queue.redrive(where=sql, limit=2).messages == 2
     assert queue.redrive(where="error = '7'").messages == 1
     assert queue.redrive(where="TRY_CAST(error AS INT) = 7 OR error LIKE 's%'").messages == 1
 
@@ -83,17 +84,18 @@ def test_killed_at_any_step_each_goes_back_once(make: Make, at: int, when: str) 
     assert again(queue).redrive().messages == 0
 
 
+@pytest.mark.parametrize("repair", [{}, {"transform": "value"}])
 def test_two_redrives_at_once_publish_each_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, repair: dict[str, str]
 ) -> None:
     queue, got = with_dead(make(), ["a", "b", "c"]), list[int]()
     other = again(queue)
 
     def overtake() -> None:
-        got.append(other.redrive(limit=2).messages)
+        got.append(other.redrive(where="error <> 'b'").messages)
 
     on_commit(monkeypatch, "dead_letters/leases", before=overtake)
-    got.append(queue.redrive().messages)
+    got.append(queue.redrive(**repair).messages)
     assert got == [2, 1]
     assert sorted(back(queue)) == ["0", "1", "2"]
 
