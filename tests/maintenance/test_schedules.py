@@ -141,20 +141,26 @@ def test_a_sweep_whose_clock_is_ahead_publishes_no_instant_again(
     assert queue.sweep().scheduled == 0
 
 
-@pytest.mark.parametrize("change", ["pause", "remove", "rule", "message"])
+@pytest.mark.parametrize("change", ["pause", "remove", "rule", "message", "messages"])
 def test_a_change_while_a_sweep_publishes_is_obeyed(
     queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     queue.schedule("s", every="1h", message="old")
     clock.advance("1h")
-    other = again(queue)
+    other, texts = again(queue), iter("abc")
     changes: dict[str, Callable[[], Any]] = {
         "pause": lambda: other.pause_schedule("s"),
         "remove": lambda: other.remove_schedule("s"),
         "rule": lambda: other.schedule("s", every="30m", message="old"),
         "message": lambda: other.schedule("s", every="1h", message="new"),
+        "messages": lambda: other.schedule("s", every="1h", message=next(texts)),
     }
-    on_publish(monkeypatch, queue, once(before=changes[change]))
+
+    def publish_changed(publish: Callable[[], Any]) -> Any:
+        changes[change]()
+        return publish()
+
+    on_publish(monkeypatch, queue, publish_changed)
     assert queue.sweep().scheduled == (change == "message")
     assert [message.value for message in queue.peek()] == ([b"new"] if change == "message" else [])
 
