@@ -330,7 +330,7 @@ class LaneShares:
 
     def left(self, slot: int) -> int:
         """Return how many more messages of a slot the lease may have."""
-        most, lane = self._portions.get(slot, 0) if self._divided else _ALL, slot % self._width
+        most, lane = self._portions[slot] if self._divided else _ALL, slot % self._width
         if self._limit is None or lane == self._layout.lanes:
             return most
         return min(most, self._limit - self._held.get(lane, 0))
