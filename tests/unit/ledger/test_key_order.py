@@ -111,11 +111,11 @@ def test_a_nack_returns_the_later_messages_of_its_lane_uncounted() -> None:
 
 
 def test_an_expired_lease_loses_its_claim_with_one_of_its_lanes() -> None:
-    group = ordered(file_of(1, (0, 0, 2), (0, 1, 2)))
+    group = ordered(file_of(0, (0, 0, 2), (0, 1, 2)))
     group.lease("a", 10)
     group.expire()
     group.lease("b", 1)
-    assert rows_of(group, "b") == [(1, 0)]
+    assert rows_of(group, "b") == [(0, 0)]
     outcome = group.settle("ack", "a")
     assert outcome.settled == 0
 
