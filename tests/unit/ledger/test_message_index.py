@@ -215,7 +215,7 @@ def test_an_index_never_changes_and_a_longer_one_shares_most_of_it(
         index, known = indexes[at], files[: ends[at]]
         assert list(index.files) == known
         assert (index.total, index.version) == (2 * len(known), ends[at] or -1)
-        assert [file.first for file in index.timed_files(-1)] == [f.first for f in known[::5]]
+        assert [file.first for file in index.timed_files(0)] == [f.first for f in known[::5]]
         assert [index.files.find(f.path) for f in files[:: max(1, total // 9)]] == [
             place if place < len(known) else None for place in range(0, total, max(1, total // 9))
         ]
@@ -250,21 +250,22 @@ def test_a_part_of_a_slice_has_its_share_of_the_bytes():
 
 def test_the_messages_of_a_batch_are_found_without_those_between() -> None:
     files = [
-        DataFile(sequence(1, 0), 2, "a", 2, 0, batch="x"),
+        DataFile(0, 1, "a", 1, 0, batch="x"),
         DataFile(sequence(2, 0), 3, "b", 2, 0, batch="x"),
         DataFile(sequence(2, 3), 1, "c", 2, 0),
-        DataFile(sequence(4, 0), 1, "d", 2, 0, batch="y"),
-        DataFile(sequence(5, 0), 2, "e", 2, 0, batch="x"),
+        DataFile(sequence(2, 4), 1, "d", 2, 0, batch="x"),
+        DataFile(sequence(4, 0), 1, "e", 2, 0, batch="y"),
+        DataFile(sequence(5, 0), 2, "f", 2, 0, batch="x"),
     ]
     index = MessageIndex(files, 5)
-    x, y = (sequence(1, 0), sequence(2, 2)), (sequence(4, 0), sequence(4, 0))
-    last = (sequence(5, 0), sequence(5, 1))
-    assert index.batches() == {"x": [x, last], "y": [y]}
+    x = [(0, sequence(2, 2)), (sequence(2, 4), sequence(2, 4))]
+    y, last = (sequence(4, 0), sequence(4, 0)), (sequence(5, 0), sequence(5, 1))
+    assert index.batches() == {"x": [*x, last], "y": [y]}
     assert list(index.files) == files
     assert index.without_settled(sequence(3, 0)).batches() == {"x": [last], "y": [y]}
-    longer = index.extended([DataFile(sequence(7, 0), 1, "f", 1, 0, batch="y")], 7)
-    assert longer.batches() == {"x": [x, last], "y": [y, (sequence(7, 0), sequence(7, 0))]}
-    assert index.batches() == {"x": [x, last], "y": [y]}
+    longer = index.extended([DataFile(sequence(7, 0), 1, "g", 1, 0, batch="y")], 7)
+    assert longer.batches() == {"x": [*x, last], "y": [y, (sequence(7, 0), sequence(7, 0))]}
+    assert index.batches() == {"x": [*x, last], "y": [y]}
 
 
 def test_what_later_files_replace_is_found_by_file() -> None:
