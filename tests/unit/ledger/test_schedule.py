@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from support.handles import again
 from support.ledger_group import SECOND, Group, limits
 from support.tables import ledgers_of, messages_of
 
@@ -253,8 +254,9 @@ def test_an_expired_message_of_a_late_lease_is_dead_and_no_settle_counts(
 ) -> None:
     burying.publish([Message("a", expires_at="5s")])
     lease = burying.group().lease("w", visibility_timeout="5s")
-    assert lease is not None
     clock.advance(6)
+    with pytest.raises(LeaseLost):
+        again(burying).group().extend(lease)
     with pytest.raises(LeaseLost):
         getattr(lease, verb)(sequences=[lease.messages[0].sequence])
     burying.sweep()

@@ -115,11 +115,12 @@ def test_a_late_nack_or_release_does_the_same_whoever_expires_the_lease(
         rules = limits(
             max_delivery_attempts=attempts, on_max_deliveries=exhausted, breaker_threshold=1
         )
-        group = Group(rules=rules)
+        group = Group(rules=replace(rules, max_delivery_attempts=9))
         if deliveries == 2:
             group.lease("before", size)
             group.expire()
         group.lease("a", size)
+        group.rules = rules
         group.now += TIMEOUT + 7
         if expires_before:
             group.expire_leases()
