@@ -23,9 +23,9 @@ def file_of(
     return DataFile(first, rows, f"f{version}", 10 * rows, at, times, text)
 
 
-def ordered(*files: DataFile, order: str = "key", **settings: Any) -> Group:
+def ordered(*files: DataFile, order: str = "key", lanes: int = LANES, **settings: Any) -> Group:
     """Return an ordered group on some files."""
     rules = limits(breaker_threshold=None, order=order, **settings)
     group = Group(0, rules, list(files))
-    group.index = MessageIndex(files, len(files), lanes=LANES)
+    group.index = MessageIndex(files, len(files), lanes=lanes)
     return group

@@ -11,7 +11,7 @@ from support.ledger_group import TIMEOUT, Group
 
 from spark_mq.ledger.interventions import RETRY_NOW, Intervene
 from spark_mq.ledger.message_filter import RowRuns
-from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
+from spark_mq.ledger.message_index import DataFile, DeliveryTimes, sequence
 from spark_mq.ledger.ranges import Ledger
 from spark_mq.ledger.selection import MAX_PIECES
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
@@ -47,8 +47,10 @@ def test_a_lease_of_a_file_with_its_lanes_in_turns_takes_no_more_than_it_may() -
 
 
 def test_a_lease_of_such_a_file_has_no_more_pieces_than_of_others() -> None:
-    turns = [(0, lane, 1) for lane in (0, 2, 3)] * (MAX_PIECES + 1)
+    turns = [(0, 0, 1), (0, 2, 9), (0, 3, 1), (0, 2, 9)] * (MAX_PIECES + 1)
     assert len(ordered(file_of(1, *turns)).lease("a", 10**6)) == MAX_PIECES
+    limited = ordered(file_of(1, *turns), order="none", max_in_flight_per_key=MAX_PIECES)
+    assert len(limited.ask("a", 10**6).ranges) == MAX_PIECES
 
 
 def test_a_lease_leaves_a_share_of_the_lanes_free() -> None:
@@ -74,8 +76,7 @@ def test_leases_come_to_hold_neighbouring_lanes() -> None:
     lanes, workers, layout = 16, 4, SlotLayout(16)
     text = encode_slots(lanes, [(layout.number(0, lane), 1) for lane in range(lanes)])
     files = [DataFile(sequence(v, 0), lanes, f"f{v}", 10, v, slots=text) for v in range(1, 201)]
-    group = ordered(*files)
-    group.index = MessageIndex(files, len(files), lanes=lanes)
+    group = ordered(*files, lanes=lanes)
     held: list[str] = []
     for number in range(40):
         if len(held) == workers or group.lease(f"l{number}", 30) == []:
@@ -273,6 +274,13 @@ def test_a_hot_lane_does_not_fill_a_lease_while_others_have_messages(size: int, 
     hot = [(version, row) for version, row in rows if row >= 2]
     assert hot == [(version, row + 2) for version in range(1, files + 1) for row in range(size)]
     assert len(rows) == 200
+
+
+def test_a_hot_lane_has_twice_its_share_while_others_have_messages() -> None:
+    text = encode_slots(16, [(0, 10), *((lane, 1) for lane in range(1, 8))])
+    files = [DataFile(sequence(v, 0), 17, f"f{v}", 10, v, slots=text) for v in range(1, 9)]
+    found = ordered(*files, lanes=16).lease("a", 40)
+    assert sum(seq % 2**32 < 10 for seq in found) == 10
 
 
 def test_a_hot_lane_may_fill_a_lease_of_a_group_without_order() -> None:
