@@ -12,6 +12,7 @@ from support.ledger_group import Group
 from spark_mq import GroupSettings
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.settle import ACK, NACK
+from spark_mq.ledger.slots import encode_slots
 
 from .slot_files import LAYOUT, file_of, ordered
 
@@ -62,10 +63,11 @@ def test_single_messages_go_round():
     assert Counter(found[6:]) in ({0: 2, 1: 1}, {0: 1, 1: 2})
 
 
-def test_what_lanes_with_few_messages_leave_is_shared_again_and_again():
-    few = [(0, 2, 1), (0, None, 1), (0, 3, 33)]
-    group = fair(file_of(1, (0, 0, 1_000), (0, 1, 1_000), *few))
-    assert drain(group, 160, 1) == [{0: 60, 1: 65, 2: 1, 3: 33, None: 1}]
+def test_a_lease_goes_round_three_times_before_the_oldest_has_the_rest():
+    text = encode_slots(64, [(0, 1_000), *((lane, 1) for lane in range(1, 64))])
+    group = fair(DataFile(0, 1_063, "f", 10, 0, slots=text), lanes=64)
+    (found,) = drain(group, 320, 1)
+    assert (len(found), found[0]) == (3 * BURSTS, 320 - (3 * BURSTS - 1))
 
 
 def test_messages_without_a_key_share_as_one_lane():
