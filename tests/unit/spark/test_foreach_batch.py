@@ -264,7 +264,7 @@ def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
 def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
     queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level("INFO", "spark_mq.verdicts")
+    caplog.set_level("INFO", "spark_mq")
     queue.publish(["first", "second"])
     running, closing = threading.Event(), threading.Event()
 
@@ -297,6 +297,7 @@ def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
     thread.join()
     logged = [r.getMessage() for r in caplog.records if r.name == "spark_mq.verdicts"]
     assert [line.count("rejected 1 ") for line in logged] == [1, 1]
+    assert sum(": 1 rejected after" in line for line in caplog.messages) == 2
 
 
 def batch_of(query: str, run: str) -> Any:
