@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.ledger_group import Group, limits
+from support.ledger_group import TIMEOUT, Group, limits
 
 from spark_mq.ledger.isolation import Isolation, estimate_isolation, isolation_size
 from spark_mq.ledger.settle import ACK
@@ -81,6 +81,16 @@ def test_a_piece_holds_no_more_than_half_of_those_that_wait_nor_than_its_limit()
 @pytest.mark.parametrize("attempts", [1, 2, 3, 4, 5, 8])
 def test_a_message_on_its_last_attempt_is_alone_however_many_are_settled(attempts):
     assert isolation_size(1_000, attempts - 1, attempts, 10, settled=900, waiting=90) == 1
+
+
+def test_a_worker_that_holds_others_gets_a_suspect_but_not_for_its_last_attempt():
+    group = Group(messages=4, rules=limits(max_delivery_attempts=4, clock_skew=0))
+    group.lease("held", 2, worker="w", timeout=1_000 * TIMEOUT)
+    for n in range(3):
+        assert 2 in group.lease(f"{n}", 2, worker="w")
+        group.expire()
+    assert group.lease("last", worker="w") == []
+    assert group.lease("alone", worker="idle") == [2]
 
 
 def test_the_estimate_counts_pieces_only():
