@@ -265,6 +265,22 @@ def test_an_expired_message_of_a_late_lease_is_dead_and_no_settle_counts(
     assert letter["error"].endswith("expired")
 
 
+def test_a_late_lease_of_an_expired_message_counts_in_the_breaker_beside_another_settle(
+    burying: Queue, clock: ManualClock
+) -> None:
+    group = burying.group()
+    group.configure(breaker_threshold=1)
+    first, second = burying.publish([Message("a", expires_at="20s"), "b"]).sequences
+    group.lease("w", sequences=[first], visibility_timeout="5s")
+    clock.advance(6)
+    late = group.lease("w", sequences=[first], visibility_timeout="5s")
+    other = group.lease("w", sequences=[second])
+    clock.advance(20)
+    with pytest.raises(LeaseLost):
+        group.ack([late, other])
+    assert group.stats().breaker == "open"
+
+
 def test_an_expired_message_is_routed_by_the_sweep_and_comes_back_without_its_time(
     burying: Queue, clock: ManualClock
 ) -> None:
