@@ -615,12 +615,15 @@ def test_the_archive_or_the_index_deleted_is_made_anew(queue: Queue) -> None:
     queue.publish(["a", "b"])
     lease(queue, 1).ack()
     queue.sweep()
+    other = again(queue)
+    other.sweep()
     for name in ("history", "commits"):
         shutil.rmtree(Path(queue.path, name))
     queue.publish("c")
     assert queue.sweep().indexed_commits == 3
-    again(queue).sweep()
-    assert drain(queue) == [b"b", b"c"]
+    other.publish("d")
+    assert other.sweep().indexed_commits == 1
+    assert drain(queue) == [b"b", b"c", b"d"]
 
 
 def test_a_dead_letter_queue_made_anew_under_a_handle_is_reported(queue: Queue) -> None:
