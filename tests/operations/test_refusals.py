@@ -308,6 +308,7 @@ HANDLING = [
         "Use Retry(delay="),
     *of("work", "format", [Json()], "cannot be used with ack='on_receive'", ack="on_receive",
         reported=("format", "on_receive")),
+    *of("work by message", "concurrency", ["4"], handler=later),
     *of("work by message", "concurrency", [4], "concurrency", handler=later, threads=4,
         reported=("threads", 4)),
     *of("work", "on_error", ["drop"], "nack", "reject", "ack", "raise"),
