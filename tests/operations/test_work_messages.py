@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import threading
 from collections import Counter
@@ -110,6 +111,14 @@ def test_no_more_is_held_than_max_messages(queue: Queue) -> None:
 
 
 # -- what a handler decides
+
+
+@pytest.mark.parametrize(
+    "decision", [Retry(delay="5m", error="busy"), Reject(error="never"), Snooze(delay="1m")]
+)
+def test_a_decision_can_be_pickled_and_shown(decision: Retry | Reject | Snooze) -> None:
+    assert pickle.loads(pickle.dumps(decision)).verdict() == decision.verdict()
+    assert str(decision), "a traceback shows it if nobody catches it"
 
 
 def test_a_failure_blames_its_message_alone(queue: Queue) -> None:
