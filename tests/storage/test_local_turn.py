@@ -186,8 +186,8 @@ def test_a_commit_by_a_person_runs_no_requests(
             as_visitor("ann", lambda: lease(again(queue), 1))
         else:
             assert again(queue).group().discard([last], reason="a mistake") == 1
-        (note,) = notes(queue)[before:]
-        assert SERVED not in note
+        person, *_ = notes(queue)[before:]  # the other one may have committed since
+        assert SERVED not in person
     asked.result(30)
 
 
