@@ -69,14 +69,14 @@ class Transfer(ABC):
         ledger = self.source.ledger_in(self.source.snapshot())
         rows = ledger.ranges_at(ledger.find((TRANSFERRING,)))
         begun = {r.lease_id: r for r in rows if r.lease_id}
-        transfers = (
-            (transfer_id, self.begun(begun[transfer_id], self.source.messages.index()))
-            for transfer_id in sorted(begun)
-        )
+        transfers = ((transfer_id, self.begun(begun[transfer_id])) for transfer_id in sorted(begun))
         return sum(transfer.finish(transfer_id) for transfer_id, transfer in transfers if transfer)
 
-    def begun(self, r: Range, index: MessageIndex) -> Transfer | None:
-        """Return the transfer that can finish one which was begun, or None if none can now."""
+    def begun(self, r: Range, index: MessageIndex | None = None) -> Transfer | None:
+        """Return the transfer that can finish one which was begun, or None if none can now.
+
+        A recovery gives its own `index` of the source, because a look at it may be refused.
+        """
         return self
 
     def freeze(self) -> str | None:

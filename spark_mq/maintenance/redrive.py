@@ -329,8 +329,8 @@ class Redrive(Transfer):
         reason = " ".join(filter(None, (how, self._asked.place))) or None
         return Freeze(transfer_id, self._intervals, reason)
 
-    def begun(self, r: Range, index: MessageIndex) -> Transfer | None:
-        if not self._owns(r, index):
+    def begun(self, r: Range, index: MessageIndex | None = None) -> Transfer | None:
+        if not self._owns(r, index or self.source.messages.index(r.last)):
             return None  # the queue that has begun it finishes it
         reason = r.reason or ""
         asked = _Asked.of(reason.removeprefix(REPAIR).strip() or None)
