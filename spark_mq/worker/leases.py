@@ -185,7 +185,8 @@ class FeedCommits:
         if (done := self.settle([part], [lease], extra_acquires)) is None:
             return False, []
         (outcome,), granted = done
-        lease.keep_only(outcome.ranges)
+        if outcome.settled < len(lease):
+            lease.keep_only(outcome.ranges)
         return outcome.settled > 0, granted
 
     def watch(self, lease: WorkerLease) -> None:

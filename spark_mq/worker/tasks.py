@@ -12,7 +12,7 @@ from spark_mq.errors import InvalidHandlerResult, SparkMQError
 from spark_mq.handler import HandlerPolicy, describe_held, parse_result, parts_for
 from spark_mq.lease import Lease
 from spark_mq.ledger.acquire import Acquire
-from spark_mq.ledger.intervals import Interval, from_sequences, intersect, subtract
+from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.key_order import is_ordered
 from spark_mq.ledger.settle import REJECT, RELEASE, SettlePart
 from spark_mq.message import ReceivedMessage
@@ -70,14 +70,12 @@ class WorkerLease(Lease):
         return [(r.first, r.last) for r in self._ranges]
 
     def keep_only(self, intervals: Sequence[Interval]) -> None:
-        """Take messages out that another lease may have by now."""
+        """Keep the messages of some intervals. The others are settled, or of another lease."""
         index = self._ledger.messages.index(max(r.last for r in self._ranges))
-        kept = [
-            r.slice(first, last, index)
-            for r in self._ranges
-            for first, last in intersect([(r.first, r.last)], intervals)
-        ]
-        self._ranges = tuple(kept)
+        with self._lock:
+            self._ranges = tuple(
+                piece for r in self._ranges for piece in r.within(intervals, index)
+            )
 
     @property
     def held(self) -> HeldLease:
@@ -148,10 +146,7 @@ class WorkerLease(Lease):
         except OUTAGES:
             self._store_failed = True
             raise
-        kept = from_sequences(message.sequence for message in messages)
-        index = self._ledger.messages.index(max(r.last for r in self._ranges))
-        with self._lock:
-            self._ranges = tuple(piece for r in self._ranges for piece in r.within(kept, index))
+        self.keep_only(from_sequences(message.sequence for message in messages))
         for part, outcome in zip(parts, outcomes, strict=True):
             self._held.note_settle(part, outcome)
 
