@@ -261,7 +261,8 @@ class LedgerEditor:
     def _table(self, merged: list[Range]) -> pa.Table:
         """Return the ranges of the next ledger. Only the rows between the changes are rebuilt."""
         table, firsts = self.ledger.ranges, self.ledger.first_sequences
-        places = [*self._removed, *(bisect_left(firsts, r.first) for r in merged)]
+        ends = (*merged[:1], *merged[-1:])  # all others lie between
+        places = [*self._removed, *(bisect_left(firsts, r.first) for r in ends)]
         if not places:
             return table
         start, stop = min(places), min(max(places) + 1, table.num_rows)
