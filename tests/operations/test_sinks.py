@@ -302,7 +302,7 @@ def test_an_outage_of_the_sink_costs_no_row(
 
     with monkeypatch.context() as patch:
         patch.setattr(name, fail_after)
-        with pytest.raises(Exception, match="was reset"):
+        with pytest.raises(error, match="was reset"):
             append(lease)
     with refused("so it cannot nack", "sequences"):
         lease.nack([lease.messages[0].sequence])  # the rows may be there
