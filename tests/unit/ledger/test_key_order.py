@@ -13,11 +13,13 @@ from spark_mq.ledger.interventions import RETRY_NOW, Intervene
 from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes, sequence
 from spark_mq.ledger.ranges import Ledger
-from spark_mq.ledger.selection import MAX_PIECES
 from spark_mq.ledger.settle import ACK, NACK, RELEASE
 from spark_mq.ledger.slots import SlotLayout, encode_slots
 
 from .slot_files import LANES, file_of, ordered
+
+PIECES = 1_000
+"""The most pieces of a lease, as docs/explanation/order.md says."""
 
 
 def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
@@ -47,10 +49,10 @@ def test_a_lease_of_a_file_with_its_lanes_in_turns_takes_no_more_than_it_may() -
 
 
 def test_a_lease_of_such_a_file_has_no_more_pieces_than_of_others() -> None:
-    turns = [(0, 0, 1), (0, 2, 9), (0, 3, 1), (0, 2, 9)] * (MAX_PIECES + 1)
-    assert len(ordered(file_of(1, *turns)).lease("a", 10**6)) == MAX_PIECES
-    limited = ordered(file_of(1, *turns), order="none", max_in_flight_per_key=MAX_PIECES)
-    assert len(limited.ask("a", 10**6).ranges) == MAX_PIECES
+    turns = [(0, 0, 1), (0, 2, 9), (0, 3, 1), (0, 2, 9)] * (PIECES + 1)
+    assert len(ordered(file_of(1, *turns)).lease("a", 10**6)) == PIECES
+    limited = ordered(file_of(1, *turns), order="none", max_in_flight_per_key=PIECES)
+    assert len(limited.ask("a", 10**6).ranges) == PIECES
 
 
 def test_a_lease_leaves_a_share_of_the_lanes_free() -> None:
