@@ -28,7 +28,6 @@ from support.rule_variants import rule_variant, then
 from support.tables import add_values, checkpoint, messages_of
 
 from spark_mq import Message, Queue, errors
-from spark_mq.storage.archive_table import Batch
 from spark_mq.testing import ManualClock
 
 
@@ -257,17 +256,17 @@ def test_a_queue_made_anew_does_not_believe_what_was_written_down_of_the_old_one
 ) -> None:
     """Even if a sweep of the old one is still under way."""
     old = delta_queue()
-    for value in "abc":
-        old.publish(value)
+    old.publish("a")
     index_commits(old)
-    commits = messages_of(old).commits
-    batch = Batch(commits.read([])[0], 9)
+    for value in "bc":
+        old.publish(value)
+    commits, published = messages_of(old).commits, messages_of(old).published()
     for name in ("messages", "leases"):
         Path(old.path, name).rename(Path(old.path).parent / f"old-{name}")
     queue = delta_queue()
     queue.publish("new")
     assert [m.value for m in lease(queue).messages] == [b"new"]
-    on_commit(monkeypatch, "commits", before=lambda: commits.append(9, lambda *_: batch))
+    on_commit(monkeypatch, "commits", before=lambda: commits.index(published, 0))
     assert index_commits(queue) == 2
     assert counted(queue) == [1]
     index_and_clean(queue)
