@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from support.handles import memory_store
+from support.rule_variants import instead, rule_variant
 
 from spark_mq import Queue, errors
 
@@ -24,6 +26,19 @@ def test_a_queue_within_another_is_refused(tmp_path: Path, inner: str) -> None:
         Queue.create(tmp_path / "events" / inner)
     assert sorted(tmp_path.rglob("*")) == before
     assert Queue.find_all(tmp_path) == [queue.path]
+
+
+@pytest.mark.parametrize("inner", ["inner", "a/b/inner", "history"])
+def test_a_store_whose_folders_are_only_parts_of_names_refuses_both(inner: str) -> None:
+    store = memory_store()
+    with rule_variant("_checked_uri", instead(lambda right, a: a.uri)):  # it refuses memory
+        below = Queue.create(f"{store.root}/team/{inner}")
+        with pytest.raises(errors.NotAQueue, match="there is a queue at"):
+            Queue.create(f"{store.root}/team")
+        Queue.create(f"{store.root}/other")
+        with pytest.raises(errors.NotAQueue, match="lies within the queue at"):
+            Queue.create(f"{store.root}/other/{inner}")
+    assert below.dead_letters.path == f"{below.path}/dead_letters"
 
 
 def test_dead_letters_do_not_lie_within_another_queue(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from spark_mq.delta.object_store import ObjectStore
 from spark_mq.ledger.owner_commands import Expire
 from spark_mq.maintenance import dead_letters, retention
 from spark_mq.maintenance import sweep as sweep_of
-from spark_mq.operations.create import open_context
 from spark_mq.operations.history import read_history
 from spark_mq.testing import ManualClock
 from spark_mq.util import failures
@@ -43,8 +42,9 @@ def again(queue: Queue, clock: Any = None) -> Queue:
     """A second handle on the same queue, as another process has it: nothing cached, nothing shared
     but the storage.
     """
-    context = context_of(queue)
-    return Queue(open_context(context.path, context.storage_options, clock or context.clock))
+    context = context_of(queue).reopened()
+    context.clock = clock or context.clock
+    return Queue(context)
 
 
 def contents(folder: Path | str) -> list[tuple[Path, int, int]]:
