@@ -169,7 +169,12 @@ def configure_command(ledger: GroupLedger, given: Mapping[str, Any]) -> Configur
     old = None if rules.sink_key is None else _SinkKey(*rules.sink_key.split("/"))
     if key is not None and old is not None and sink == rules.sink and key[:3] == old[:3]:
         key = old  # the same sink
-    gone = old is not None and old != key and _look(queue, str(rules.sink)) != old[1:3]
+    # What the original of a copy has written counts as little as what a sink had that is gone.
+    gone = (
+        old is not None
+        and old != key
+        and (old.queue_id != queue.settings.queue_id or _look(queue, str(rules.sink)) != old[1:3])
+    )
     text = None if key is None else "/".join(key)
     return Configure({**settings, "sink_key": text}, forget_writes=gone)
 

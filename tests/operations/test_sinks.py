@@ -404,6 +404,27 @@ def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
 
 
 @OF_TABLES
+def test_a_copy_of_the_queue_appends_once_its_sink_is_set_again(
+    group: ConsumerGroup, tmp_path: Path, sink: str
+) -> None:
+    publish(group, "a")
+    copy = Queue.open(shutil.copytree(context_of(group).path, tmp_path / "copy"))
+    lease = take(copy.group(group.name))
+    with pytest.raises(errors.CopiedQueue, match="rows go to"):
+        append(lease)
+    lease.release()
+    own = copy.rehome(copy=True).group(group.name)
+    lease = take(own)
+    with refused("was moved or copied"):
+        append(lease)
+    lease.release()
+    own.configure(sink=sink)
+    relay(own)
+    relay(group)
+    assert values(sink) == ["a", "a"]
+
+
+@OF_TABLES
 def test_a_table_that_is_gone_is_named_and_can_be_taken_off(
     group: ConsumerGroup, sink: str
 ) -> None:
