@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -401,6 +401,7 @@ def test_a_worker_that_its_store_refuses_from_the_start_ends_with_the_path_and_t
     [
         pytest.param(WRITES, lambda *_: TimeoutError(errno.ETIMEDOUT, "late"), id="it is late"),
         pytest.param(WRITES, lambda *_: OSError(errno.ENOSPC, "No space left"), id="it is full"),
+        pytest.param(WRITES, lambda *_: errors.ContentionTimeout("no"), id="others were first"),
         pytest.param(VERBS, PermissionError, id="nothing can be read either"),
     ],
 )
@@ -470,6 +471,11 @@ def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
     assert drained(queue) == [(b"a", 1)]
 
 
+def before_checks(act: Callable[[], object]) -> AbstractContextManager[None]:
+    """Let something happen before each check whether a payload file can be read."""
+    return rule_variant("FileCheck.run", first(lambda _: act()))
+
+
 def raise_error(how: str) -> None:
     """As a handler does that publishes to another queue, or reads a file of its own."""
     if how == "own":
@@ -494,21 +500,24 @@ def test_an_error_of_any_store_counts_unless_the_queues_own_store_fails_too(
     limits(outage_pause=0.0)
     queue = make(max_delivery_attempts=3, retry_delay=0)
     queue.publish("a")
-    tries: list[int] = []
+    tries, looks, end = list[int](), list[int](), threading.Event()
 
-    def out_of_reach(*_: Any) -> None:
-        raise PermissionError(13, "out of reach", "messages")
+    def hang_after_a_try() -> None:
+        if not reachable and len(looks) < len(tries):
+            looks.append(1)
+            end.wait(60)
 
     def handle(given: Any) -> None:
         tries.extend(m.delivery_count for m in getattr(given, "messages", [given]))
         if len(tries) < 10:
             raise_error(how)
 
-    with ExitStack() as stack:
-        if not reachable:
-            rule = rule_variant("PayloadFiles.require_reachable", lambda _: out_of_reach)
-            stack.enter_context(rule)
+    if not reachable:
+        limits(reach_seconds=0.0)
+        as_in_a_store(queue)
+    with before_checks(hang_after_a_try):
         summary = queue.group().work(handle, mode=mode, until="empty")
+    end.set()
     stats = queue.group().stats()
     counts = reachable or how == "own"
     assert tries == ([1, 2, 3] if counts else [1] * 10)
@@ -697,11 +706,6 @@ def test_few_commits_bury_all_messages_of_many_damaged_files(queue: Queue) -> No
     assert {(r.delivery_count, r.reason) for r in dead} == {(0, "payload unreadable")}
     assert all("not readable" in (r.error or "") for r in dead)
     assert queue.sweep().routed == 339
-
-
-def before_checks(act: Callable[[], object]) -> AbstractContextManager[None]:
-    """Let something happen before each check whether a payload file can be read."""
-    return rule_variant("FileCheck.run", first(lambda _: act()))
 
 
 def test_a_stop_ends_the_search_through_damaged_files(queue: Queue, limits: Limits) -> None:

@@ -62,6 +62,7 @@ PLACES = {
     "partition_rows": "spark.partitions.PARTITION_ROWS",
     "plan_bytes": "spark.lease_lookup.PLAN_BYTES",
     "poll_pause": "operations.acquire.FIRST_PAUSE",
+    "reach_seconds": "operations.payloads.REACH_SECONDS",
     "read_slices": "spark.lease_frame.MAX_SLICES",
     "read_slices_of_file": "spark.lease_frame.MAX_SLICES_OF_FILE",
     "recent_seconds": "storage.message_log.RECENT_SECONDS",
