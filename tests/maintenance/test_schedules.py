@@ -104,7 +104,8 @@ def test_jitter_delays_each_message_by_its_own_part(make: Make, clock: ManualClo
 
 
 def test_each_message_expires_by_its_instant(queue: Queue, clock: ManualClock) -> None:
-    message, least = Message("x", expires_at="20m"), timedelta(microseconds=1)  # so no jitter
+    least = timedelta(microseconds=1)  # so no jitter
+    message = Message("x", expires_at=2 * least)
     queue.schedule("s", every="1h", message=message, jitter=least, catch_up="all")
     clock.advance("2h")
     assert queue.sweep().scheduled == 2
@@ -118,6 +119,8 @@ def test_schedules_and_producers_of_the_same_name_do_not_meet(
     queue.publish("own", producer_id="s", producer_sequence=2**62)
     clock.advance("1h")
     assert queue.sweep().scheduled == 1
+    queue.remove_schedule("s")
+    assert queue.schedule("s", every="1h", message="x").last_at is None
 
 
 # -- races and crashes
@@ -375,11 +378,13 @@ def test_messages_of_a_schedule_outlive_the_delay_of_their_queue(make: Make) -> 
 
 
 def test_all_schedules_together_have_a_limit(queue: Queue) -> None:
-    for number in range(17):
-        queue.schedule(f"s{number}", every="1h", message="x" * 60_000)
+    for number in range(16):
+        text = "x" * (65_470 if number < 15 else 64_990)
+        queue.schedule(f"s{number}", every="1h", message=text)
+    assert sum(map(len, entries(queue).values())) == 2**20, "and no byte more"
     with pytest.raises(InvalidOption, match="remove some"):
-        queue.schedule("more", every="1h", message="x" * 60_000)
-    assert len(queue.schedules()) == 17
+        queue.schedule("more", every="1h", message="x")
+    assert len(queue.schedules()) == 16
 
 
 @pytest.mark.parametrize("call", ["pause_schedule", "resume_schedule", "remove_schedule"])
