@@ -22,7 +22,7 @@ from support.handles import lease as leased
 from support.limits import Limits
 from support.machines import end_requests, machines, pool, processes, sharing
 from support.people import as_visitor
-from support.tables import as_in_a_store, ledgers_of
+from support.tables import as_in_a_store, checkpoint, ledgers_of
 
 from spark_mq import Lease, Queue, errors
 from spark_mq.delta.actions import Change
@@ -127,9 +127,10 @@ def test_a_commit_runs_the_lease_that_another_writer_has_delegated(
     queue: Queue, group: str
 ) -> None:
     queue.group("b").ensure()
+    checkpoint(ledgers_of(queue))  # the second writer knows no commit before the request
     turn = delegate(again(queue), lease_of(), group=group)
     before = ledgers_of(queue).version()
-    own = leased(sharing(queue), 5)
+    own = leased(sharing(again(queue)), 5)
     assert ledgers_of(queue).version() == before + 1, "one commit for both"
     assert len(granted(turn)) == len(sequences(own)) == 5
     assert granted(turn).isdisjoint(sequences(own)) == (group == "default")
@@ -139,19 +140,29 @@ def test_a_commit_runs_the_lease_that_another_writer_has_delegated(
     assert held == {("default", "w"), (group, "delegated")}
 
 
-def test_a_listing_is_enough_to_read_small_requests(queue: Queue, byte_store: ByteStore) -> None:
+def test_a_listing_is_enough_to_read_small_requests(
+    queue: Queue, byte_store: ByteStore, limits: Limits
+) -> None:
     held, other = leased(again(queue), 3), leased(again(queue), 2)
     settle = Settle((SettlePart(ACK, held.lease_id),))
-    commands = (lease_of(4), settle, Extend(((other.lease_id, None),), None))
-    turns = [delegate(again(queue), command) for command in commands]
+    extend = Extend(((other.lease_id, None),), None)
+    both, alone = delegate(again(queue), settle, lease_of(4)), delegate(again(queue), extend)
     assert {file.stat().st_size for file in files(queue)} == {0}
     assert max(len(file.name) for file in files(queue)) < 190
+    shortest = min(len(bytes(file)) for file in files(queue))
     seen = byte_store.paths("read", of=ledgers_of(queue).files)
-    leased(queue, 5)
-    outcomes = [outcome(turn)[0] for turn in turns]
-    assert decode_result(settle, outcomes[1])[0].settled == 3
+    own = leased(queue, 5)
+    assert decode_result(settle, outcome(both)[0])[0].settled == 3
+    assert len(granted(both, 1)) == 4
+    assert not granted(both, 1) & sequences(own)
+    assert outcome(alone) is not None
     assert queue.group().stats().leased == 4 + 2 + 5
     assert not [path for path in seen if path.startswith(FOLDER)]
+    assert deleted(queue)
+    limits(path_bytes=shortest)
+    delegate(queue, extend)
+    delegate(queue, settle, lease_of(4))
+    assert sorted(packed_of(file.name) == "" for file in files(queue)) == [False, True]
 
 
 LARGE = Extend(tuple((uuid.uuid4().hex, None) for _ in range(9)), None)
@@ -186,21 +197,32 @@ def test_a_name_whose_commands_cannot_be_read_stops_nobody(
 
 
 def test_a_writer_that_meets_nobody_stops_delegating(queue: Queue, byte_store: ByteStore) -> None:
-    written = byte_store.paths("write", of=ledgers_of(queue).files)
+    seen = byte_store.paths("write", "delete_many", of=ledgers_of(queue).files)
+    delegate(again(queue), lease_of(1))
+    leased(queue, 1)
+    end_requests()
+    as_visitor("ann", lambda: leased(queue, 1))
     for _ in range(6):
         leased(queue, 1)
-    assert sum(path.startswith(FOLDER) for path in written) == 3
+    end_requests()
+    assert sum(path.startswith(FOLDER) for path in seen) == 3 + 3
 
 
-def test_a_writer_that_meets_nobody_finds_a_request_soon(queue: Queue) -> None:
+def test_a_writer_that_meets_nobody_finds_a_request_soon(
+    queue: Queue, byte_store: ByteStore
+) -> None:
     """A writer alone wins each race over a store, because it does not look before it commits."""
     alone = again(queue)
-    turn = delegate(queue, lease_of(5))
-    for _ in range(LOOK_EVERY):
+    looks = byte_store.paths("list", of=ledgers_of(alone).files)
+    for _ in range(2 * LOOK_EVERY - 1):
         leased(alone, 1)
+    end_requests()
+    assert looks == [FOLDER]
+    turn = delegate(queue, lease_of(3))
+    leased(alone, 1)
     end_requests()  # with the look
     leased(alone, 1)
-    assert len(granted(turn)) == 5
+    assert len(granted(turn)) == 3
 
 
 def pleas(queue: Queue) -> list[Path]:
@@ -314,17 +336,6 @@ def test_a_leader_that_meets_another_one_stops(
     assert ledgers_of(queue).version() == before + (3 if leads else 5)
 
 
-def test_a_worker_settles_and_leases_by_one_request(queue: Queue) -> None:
-    other = again(queue)
-    first = leased(other, 5)
-    settle = Settle((SettlePart(ACK, first.lease_id),))
-    turn = delegate(other, settle, lease_of())
-    own = leased(queue, 5)
-    assert decode_result(settle, outcome(turn)[0])[0].settled == 5
-    assert len(granted(turn, 1)) == 5
-    assert not granted(turn, 1) & sequences(own)
-
-
 @pytest.mark.parametrize("behind", [0.0, 30.0])
 def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, behind: float
@@ -341,6 +352,7 @@ def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
             plead(store, 0.5)
             assert returned.wait(30)
             later.append(delegate(late, lease_of(3)))
+            raise OSError("503")
         return [one._replace(modified=one.modified - behind) for one in call.run()]
 
     byte_store.on("list", act=list_requests, of=store)
@@ -351,8 +363,8 @@ def test_a_writer_that_ran_a_request_also_runs_what_is_delegated_meanwhile(
     returned.set()
     assert outcome(first) is not None
     assert deleted(queue)
-    assert len(looks) == 5, "it reads the log only before it leads, and ends after two listings"
-    assert [*leads, ledgers_of(queue).peers.leads] == [False, True, True, True, False]
+    assert len(looks) == 6, "it reads the log only before it leads, and ends after two listings"
+    assert [*leads, ledgers_of(queue).peers.leads] == [False, *[True] * 4, False]
     assert waits.count(0.5) == 1, "it grants a plea"
     assert outcome(later[0]) is not None
     commits = list(ledgers_of(queue).log.commits(before + 1, ledgers_of(queue).version()))
@@ -390,23 +402,28 @@ def test_a_writer_leads_only_for_some_time_after_a_commit_of_its_own(
 
 
 def test_a_writer_looks_when_the_next_commit_of_the_leader_is_due(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, byte_store: ByteStore, limits: Limits
 ) -> None:
     """Each request takes 0.1 s. The leader does not run that of this writer, and then it dies."""
     ledgers, log = ledgers_of(as_in_a_store(queue)), ledgers_of(again(queue)).log
-    now, commits, made, peers = 0.0, [3.0, 2.0, 1.0], list[float](), Peers()
+    now, commits, made, peers = 0.0, [3.0, 2.0, 1.0, 0.1], list[float](), Peers()
+    limits(turn_seconds=5.0)
+    one_by_one = threading.Lock()
 
     def sleep(seconds: float) -> None:
         nonlocal now
         end = now + seconds
         while commits and commits[-1] <= end:
             now = commits.pop()
-            log.commit(Change(str(now), {LEADS: True, CYCLE: 1.0}), log.refresh().version)
+            served = {turn.request_id: None} if now > 4 else {}
+            note = {LEADS: now < 4, CYCLE: 1.0, SERVED: served}
+            log.commit(Change(str(now), note), log.refresh().version)
         now = end
 
     def request(call: Call) -> Any:
-        made.append(round(now, 2))
-        sleep(0.1)
+        with one_by_one:
+            made.append(round(now, 2))
+            sleep(0.1)
         return call.run()
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -414,15 +431,17 @@ def test_a_writer_looks_when_the_next_commit_of_the_leader_is_due(
     monkeypatch.setattr(ObjectStore, "now", lambda _: now)
     ledgers.version()
     byte_store.on("read", "write", act=request, of=ledgers.files)
-    peers.follow_leader({LEADS: True, CYCLE: 1.0}, 1.5)
+    peers.follow_leader({LEADS: True}, 1.5)
     turn = DelegationTurn(ledgers.files, ledgers.log, [], peers)
     assert turn.wait(MINUTE) is None, "it commits itself"
-    assert made == [0.0, 0.3, 0.45, 0.6, 0.75, 0.9, 1.9, 2.9, 3.0], "commits at 1.0, 2.0, 3.0"
+    assert made == [0.0, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 2.0, 3.0, 3.1, 3.2], "two at a time"
     turn.find_more_requests(0)
-    assert made[9:] == [3.3], "after those that the commit served"
-    turn = DelegationTurn(ledgers.files, ledgers.log, [], peers)
-    assert turn.wait(MINUTE) is None
-    assert made[10:] == [3.4, 3.9, 4.05, 4.15], "ten requests and 0.1 s after its last commit"
+    assert made[11:] == [3.5], "after those that the commit served"
+    commits.append(4.5)
+    next_turn = DelegationTurn(ledgers.files, ledgers.log, [], peers)
+    assert next_turn.wait(MINUTE) is None
+    assert made[12:16] == [3.6, 4.0, 4.15, 4.25], "ten requests and 0.1 s after its last commit"
+    assert made[16:] == [4.35, 4.5, 4.6], "it waits for the commit of the one before it at 4.5"
 
 
 def test_a_request_runs_once_although_its_file_is_still_there(
@@ -561,6 +580,7 @@ NO_REQUESTS = {
     "a group that nobody has": with_format(2, ["x", LEASE_OF_ONE]),
     "a reserved group": with_format(2, ["__horizon", LEASE_OF_ONE]),
     "no text": b"\xff",
+    "as much as a request may have": b" " * MAX_BYTES,
     "deep": b'{"format":2,"commands":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "an unknown operation": b'{"format":2,"commands":[["default",{"burn":{}}]]}',
     "a settle of nobody's lease": with_format(
@@ -726,23 +746,6 @@ def test_a_sweep_deletes_old_requests(queue: Queue) -> None:
         os.utime(one, (time.time() - 7200, time.time() - 7200))
     assert delete_old_requests(ledgers_of(queue).files) == 3
     assert [one for one in file.parent.rglob("*") if one.is_file()] == foreign[2:], "no valid name"
-
-
-def test_a_writer_waits_for_the_commit_of_the_one_before_it(
-    queue: Queue, byte_store: ByteStore, limits: Limits, pool: ThreadPoolExecutor
-) -> None:
-    limits(turn_seconds=30.0)
-    byte_store.inject(
-        "create", of=ledgers_of(queue).files, before=lambda: until(lambda: len(files(queue)) == 2)
-    )
-    first = pool.submit(leased, queue, 5)
-    until(lambda: files(queue))
-    again(queue).group("other").ensure()
-    younger = sharing(again(queue))  # it knows a later version, so its request comes after
-    before = ledgers_of(younger).version()
-    second = pool.submit(leased, younger, 5)
-    assert len(sequences(first.result(30)) | sequences(second.result(30))) == 10
-    assert ledgers_of(queue).version() <= before + 2, "nobody lost a race"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ PLACES = {
     "outage_pause": "operations.outages.FIRST_PAUSE",
     "partition_bytes": "spark.partitions.PARTITION_BYTES",
     "partition_rows": "spark.partitions.PARTITION_ROWS",
+    "path_bytes": "storage.delegated_commands.MAX_PATH_BYTES",
     "plan_bytes": "spark.lease_lookup.PLAN_BYTES",
     "poll_pause": "operations.acquire.FIRST_PAUSE",
     "reach_seconds": "operations.payloads.REACH_SECONDS",
