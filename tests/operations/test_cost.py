@@ -20,6 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from support.byte_store import ByteStore, Call
 from support.handles import lease
+from support.limits import Limits
+from support.queues import Make
+from support.rule_variants import first, rule_variant
 
 from spark_mq import Lease, Queue
 
@@ -164,3 +167,32 @@ def test_a_lease_and_an_ack_cost_the_same_after_120_leases_behind_a_held_one(
     for _ in range(AGE):
         lease(queue, 10).ack()
     assert_alike(young, cycle(queue, 10, "ack", measure))
+
+
+def test_a_file_is_checked_again_only_after_many_others(make: Make, limits: Limits) -> None:
+    limits(readable_files=2)
+    queue, checked = make(), list[int]()
+    for value in "abc":
+        queue.publish(value)
+    with rule_variant("verify_slice", first(lambda a: checked.append(a.piece.first >> 32))):
+        for count, new in ((1, [1]), (2, [2]), (1, []), (2, []), (3, [3]), (3, [1, 2]), (1, [1])):
+            lease(queue, count).release()
+            assert checked == new, count
+            checked.clear()
+
+
+def test_two_leases_that_check_one_file_at_once_forget_no_other(make: Make, limits: Limits) -> None:
+    limits(readable_files=2)
+    queue, checked = make(), list[int]()
+    for value in "ab":
+        queue.publish(value)
+
+    def check(a: Any) -> None:
+        checked.append(a.piece.first >> 32)
+        if checked == [1, 2]:
+            lease(queue, 2, group="other").release()
+
+    with rule_variant("verify_slice", first(check)):
+        for count in (1, 2, 1):
+            lease(queue, count).release()
+    assert checked == [1, 2, 2]

@@ -66,6 +66,7 @@ PLACES = {
     "reach_seconds": "operations.payloads.REACH_SECONDS",
     "read_slices": "spark.lease_frame.MAX_SLICES",
     "read_slices_of_file": "spark.lease_frame.MAX_SLICES_OF_FILE",
+    "readable_files": "operations.payloads._REMEMBERED_FILES",
     "recent_seconds": "storage.message_log.RECENT_SECONDS",
     "redrive_chunk": "maintenance.redrive.CHUNK",
     "replaced_bytes": "storage.publishes.MAX_REPLACED_BYTES",

@@ -29,8 +29,9 @@ def _no_footers() -> Iterator[None]:
     footers.reset()
 
 
-def footer(columns: int = 1) -> Footer:
-    data = parquet_bytes(pa.table({f"value{number}": [b"x"] for number in range(columns)}))
+def footer(columns: int = 1, note: str = "") -> Footer:
+    rows = pa.table({f"value{number}": [b"x"] for number in range(columns)})
+    data = parquet_bytes(rows.replace_schema_metadata({"note": note}))
     return Footer(pq.ParquetFile(pa.BufferReader(data)))
 
 
@@ -57,6 +58,28 @@ def test_the_footers_that_are_kept_are_bounded_in_bytes() -> None:
         footers[key] = wide
     size = wide.metadata.serialized_size
     assert 2**20 - size < len(footers) * size <= 2**20
+
+
+def test_a_footer_that_was_used_stays_longer() -> None:
+    one = footer()
+    for key in range(512):
+        footers[key] = one
+    assert footers.use("never there") is None
+    assert footers.use(0) is footers.use(1) is one
+    footers[1] = footers["new"] = one
+    assert len(footers) == 512
+    assert list(footers)[-3:] == [0, 1, "new"]
+
+
+def test_a_footer_larger_than_all_may_be_is_kept_alone() -> None:
+    footers["small"] = footer()
+    footers["large"] = footer(note="x" * 2**20)
+    assert list(footers) == ["large"]
+    footers.forget("large")
+    footers.forget("never there")
+    for key in "ab":
+        footers[key] = footer()
+    assert list(footers) == ["a", "b"]
 
 
 def test_a_second_reader_does_not_parse_the_footer_again(tmp_path: Path) -> None:
