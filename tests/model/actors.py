@@ -23,7 +23,6 @@ from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
 from spark_mq.handler import MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.spark import BatchLease, ack, for_each_batch
-from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
 from spark_mq.util import user
 from spark_mq.util.clock import to_micros
@@ -185,15 +184,27 @@ def restored(
 
 @dataclass
 class Frame:
-    """Rows of a batch: sequences under one lease, with what is to become of them."""
+    """Rows of a batch: sequences under one lease, with what is to become of them.
+
+    Its session shows no plan, as over Spark Connect, so that its lease is looked up in the rows.
+    """
 
     lease_id: str
     sequences: list[int]
     outcome: str | None = None
     columns: tuple[str, ...] = ("lease_id", "sequence")
+    sparkSession: None = None
 
     def withColumn(self, *_: object) -> Frame:
         raise NotImplementedError
+
+    def select(self, *_: str) -> Frame:
+        return self
+
+    where = distinct = select
+
+    def collect(self) -> list[tuple[str]]:
+        return [(self.lease_id,)] if self.sequences else []
 
 
 def frame_verdicts(
@@ -203,19 +214,6 @@ def frame_verdicts(
     DataFrame.
     """
     return [MessageVerdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
-
-
-class RowFinder:
-    """In the place of ``LeaseLookup``: a batch's lease is the one that its rows name."""
-
-    def __init__(self, fresh: bool) -> None:
-        self.fresh = fresh
-
-    def find(self, batch: Frame) -> BatchLeases:
-        return BatchLeases([batch.lease_id] if batch.sequences else [], self.fresh)
-
-    def runner(self, stream: str) -> str | None:
-        return None
 
 
 class OwnLease:
@@ -446,7 +444,9 @@ class Driver(Program):
                 process(batch, OwnLease(lease_id, ctx.group()))
             else:
                 function: Any = for_each_batch(ctx.group(), process, **self.policy)
-                function._finder = RowFinder(ctx.local["fresh"])
+                if not ctx.local["fresh"]:  # this run has had a batch of its stream
+                    stream, _, runner = lease_id.split("/")
+                    function._finder._runners[stream] = runner
                 function(batch, ctx.local["i"])
         except (Suspend, Killed):
             raise

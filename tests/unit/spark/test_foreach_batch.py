@@ -30,7 +30,6 @@ from spark_mq.errors import (
 )
 from spark_mq.ledger.settle import RELEASE, SettlePart
 from spark_mq.spark import ack, lease_frame, nack, reject
-from spark_mq.spark.lease_lookup import BatchLeases
 from spark_mq.streaming.source import StreamOptions, StreamSource, stream_id_in_queue
 from spark_mq.testing import ManualClock, memory_queue
 
@@ -43,6 +42,13 @@ AWAY = StorageError("publishing failed", path="/other", landed=False)
 @pytest.fixture
 def queue() -> Queue:
     return memory_queue(clock_skew=0, retry_delay="10s")
+
+
+def leases_of(*lease_ids: str, fresh: bool = True, batches: Any = (), scan: Any = None) -> Any:
+    """What the lookup says of a batch: its leases, and whether it may be a replay."""
+    return SimpleNamespace(
+        lease_ids=[*lease_ids], fresh=fresh, union_batch=None, batches=batches, scan=scan
+    )
 
 
 def source_of(queue: Queue) -> StreamSource:
@@ -63,9 +69,9 @@ def function_of(
 ) -> Any:
     """Return a function for foreachBatch. Its batches have a lease, or what `found` returns."""
 
-    def find(_: Any) -> BatchLeases:
+    def find(_: Any) -> Any:
         batch = found() if callable(found) else found or queue.group().lease("w", max_messages=9)
-        return batch if isinstance(batch, BatchLeases) else BatchLeases([batch.lease_id], True)
+        return batch if isinstance(batch, SimpleNamespace) else leases_of(batch.lease_id)
 
     each: Any = (group or queue.group()).for_each_batch(process, **options)
     each._finder = SimpleNamespace(find=find)
@@ -150,7 +156,7 @@ def test_what_manual_leaves_is_not_acked_by_the_commit(
     stream = stream_id_in_queue(base, queue.path) if several else base
     source = source_of(queue)
     plan = source.lease(stream, 1)
-    found = BatchLeases([plan.lease_id] if rows else [], True, None, ((base, 1, several),))
+    found = leases_of(*([plan.lease_id] * rows), batches=((base, 1, several),))
     function_of(queue, lambda batch, lease: None, found, ack=ack)(BATCH, 0)
     source.ack_committed(stream, 1)
     stats = queue.group().stats()
@@ -251,12 +257,12 @@ def test_a_store_that_spark_could_not_read_is_tried_again_by_the_next_run(
 
     monkeypatch.setattr(lease_frame, "read_scan", read_scan)
     seen: list[Any] = []
-    batches: list[BatchLeases] = []
+    batches: list[Any] = []
     each = function_of(queue, lambda batch, lease: seen.append(batch), lambda: batches[-1])
     scan: Any = SimpleNamespace(stream="s", n=1, row_count=1)
     for first_of_run in (True, False, True):
         taken = queue.group().lease("w", max_messages=1)
-        batches.append(BatchLeases([taken.lease_id], first_of_run, scan=scan))
+        batches.append(leases_of(taken.lease_id, fresh=first_of_run, scan=scan))
         each(BATCH, 0)
     assert [batch is by_spark for batch in seen] == [False, False, True]
 
@@ -274,9 +280,9 @@ def test_close_logs_the_verdicts_of_the_batch_that_it_waits_for(
             assert closing.wait(10)
         raise ValueError("boom")
 
-    def find() -> BatchLeases:
+    def find() -> Any:
         taken = queue.group().lease("w", max_messages=1)
-        return BatchLeases([taken.lease_id], False)
+        return leases_of(taken.lease_id, fresh=False)
 
     each = function_of(queue, process, find, on_error="reject")
     wait_for = each._idle.wait_for
@@ -308,7 +314,7 @@ def batch_of(query: str, run: str) -> Any:
 
 
 def test_two_queries_at_once_are_refused(queue: Queue) -> None:
-    each = function_of(queue, lambda batch, lease: None, BatchLeases([], True))
+    each = function_of(queue, lambda batch, lease: None, leases_of())
     each(batch_of("a", "a-1"), 0)
     each(batch_of("b", "b-1"), 0)  # the first one may have ended
     each(batch_of("b", "b-1"), 1)
@@ -405,7 +411,7 @@ def test_no_transaction_covers_the_leases_of_a_union(queue: Queue) -> None:
             _ = lease.delta_options
         refused.append(str(caught.value))
 
-    found = BatchLeases([plan.lease_id for plan in plans], True)
+    found = leases_of(*(plan.lease_id for plan in plans))
     function_of(queue, process, found)(BATCH, 0)
     text = "2 leases. Write the rows of each queue by itself"
     assert [why.count(text) for why in refused] == [1]
