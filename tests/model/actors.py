@@ -20,7 +20,6 @@ from support.tables import context_of, group_ledger_of
 
 from spark_mq import ConsumerGroup, Queue
 from spark_mq.errors import GroupBlocked, LeaseLost, SparkMQError, StreamFenced
-from spark_mq.handler import MessageVerdict
 from spark_mq.ledger.settle import ACK, NACK, REJECT, RELEASE, SettlePart
 from spark_mq.spark import BatchLease, ack, for_each_batch
 from spark_mq.streaming.source import BatchPlan, StreamOptions, StreamSource
@@ -207,13 +206,25 @@ class Frame:
         return [(self.lease_id,)] if self.sequences else []
 
 
+@dataclass
+class RowVerdict:
+    """The columns of a row that settles it."""
+
+    lease_id: str
+    first: int
+    last: int
+    outcome: str | None
+    delay: int | None = None
+    error: str | None = None
+
+
 def frame_verdicts(
     df: Frame, lease_id: str | None = None, *, reads: Sequence[str] = ()
-) -> list[MessageVerdict]:
+) -> list[RowVerdict]:
     """In the place of ``spark_mq.spark.settle_rows.verdicts_of``, which asks Spark the same of a
     DataFrame.
     """
-    return [MessageVerdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
+    return [RowVerdict(df.lease_id, s, s, df.outcome) for s in df.sequences]
 
 
 class OwnLease:
