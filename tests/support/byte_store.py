@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from spark_mq.delta.actions import LOG_FOLDER
-from spark_mq.delta.local_files import LocalFiles
 from spark_mq.delta.object_store import ObjectStore
+from support.rule_variants import find_rule
 
 __all__ = ["DISK", "READS", "VERBS", "WRITES", "ByteStore", "Call", "Injected", "Outage",
            "byte_store"]  # fmt: skip
@@ -101,7 +101,8 @@ class ByteStore:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._handlers: list[_Handler] = []
         self._patch = patch
-        for owner, verbs in ((ObjectStore, VERBS), (LocalFiles, DISK)):
+        local_files, _, _ = find_rule(f"LocalFiles.{DISK[0]}")
+        for owner, verbs in ((ObjectStore, VERBS), (local_files, DISK)):
             for verb in verbs:
                 patch.setattr(owner, verb, self._handled(verb, getattr(owner, verb)))
 
