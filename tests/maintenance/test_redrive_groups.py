@@ -49,6 +49,7 @@ def test_letters_of_several_groups_go_to_each_in_one_commit(queue: Queue) -> Non
     assert queue.redrive().groups == discarded.groups == {"mail": 4, "lake": 1}
     after = messages_of(queue).index()
     assert (len(after.files), after.version) == (len(before.files) + 2, before.version + 1)
+    assert len(queue.trace(after.last_sequence).chain()) == 2, "not with its other copy"
     assert get(queue, "mail") == ["a", "b", "c", "d"]
     assert get(queue, "lake") == ["d"]
     assert get(queue, "new") == ["a", "b", "c", "d"], "it begins at the earliest, and skips both"

@@ -347,7 +347,7 @@ LOOKING = [
         reported=("sequence", None)),
     *row("queue.locate", {"sequence": 1, "message_id": "x"}, "one kind of name"),
     *of("queue.finished", "outcome", ["dead-lettered"], "dead_lettered"),
-    *of("queue.changes|queue.throughput", "group", [7, b"g", ["g"], "a group", ""],
+    *of("queue.changes|queue.finished|queue.throughput", "group", [7, b"g", ["g"], "a group", ""],
         "is not a valid name"),
     *each("queue.newest_dead_letters", n=0),
     *each("ordered_group.lanes", by="name", top=0),
