@@ -148,7 +148,7 @@ def test_a_damaged_group_does_not_hide_the_others(
 ) -> None:
     limits(tag_bytes=0)  # as of large ledgers, which only their files have
     queue = delta_queue()
-    queue.publish(["a", "b"])
+    sequences = queue.publish(["a", "b"]).sequences
     for name in ("good", "torn", "well"):
         queue.group(name).lease("w")
     table = DeltaTable(f"{queue.path}/leases")
@@ -161,6 +161,8 @@ def test_a_damaged_group_does_not_hide_the_others(
     assert "torn" in overview.damaged["torn"]
     health = Queue.open(queue.path).health()
     assert [problem.check for problem in health.problems] == ["unreadable"]
+    queue.group("good").pause()
+    assert [name for name, _ in again(queue).trace(sequences[0]).blocked] == ["good"]
 
 
 def test_no_age_counts_what_is_scheduled_for_later() -> None:
