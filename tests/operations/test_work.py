@@ -67,7 +67,7 @@ def test_the_log_tells_what_failed_and_what_has_become_of_it(
         return caplog.text
 
     text = logged(["a", "b"], max_messages=2)
-    assert "2 unsettled messages (delivery 1 of 2)" in text
+    assert "failed with 2 unsettled messages (delivery 1 of 2)" in text
     assert f"2 messages nacked: 2 due again from {due}" in text
     clock.advance("10s")
     text = logged([])
