@@ -184,6 +184,7 @@ def test_a_trace_of_a_forgotten_message_is_what_it_was(
     queue.sweep()
     other = again(queue)
     last = messages_of(other).index().forgotten_to
+    assert messages_of(other).full_index(last).total == other.stats()["published"]
     trace = other.trace(last)
     assert (trace.version, trace.message_id, trace.retained) == (last >> 32, None, False)
     assert "payload trimmed" in str(trace)

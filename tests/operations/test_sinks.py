@@ -238,11 +238,19 @@ class RowsThatMeet:
         return self._rows.__arrow_c_stream__(schema)
 
 
+def lose(*_: Any, **__: Any) -> None:
+    raise CommitFailedError("others came first")
+
+
 @OF_TABLES
 def test_a_try_that_lands_during_the_next_one_is_taken_for_it(
-    group: ConsumerGroup, sink: str
+    group: ConsumerGroup, sink: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = begin(group, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("deltalake.write_deltalake", lose)
+        with pytest.raises(errors.StorageError, match="others came first"):
+            append(lease)
     first = copy.copy(lease)
     lease.append(RowsThatMeet(lease, lambda: append(first)))
     lease.ack()
@@ -256,9 +264,6 @@ def test_a_write_that_lands_before_its_fence_is_not_repeated(
     sleeper = begin(group, "a")
     die(sleeper, clock)
     lease = take(group)
-
-    def lose(_: Any) -> None:
-        raise CommitFailedError("others came first")
 
     with rule_variant("delta_sink:_add_files", first(lose)), pytest.raises(ContentionTimeout):
         append(lease)

@@ -259,7 +259,8 @@ def test_a_failed_commit_does_not_claim_that_nobody_ran_a_delegated_command(
     fault = on_commit(monkeypatch, "leases", fail=PermissionError(13, "no"), at=1)
     fault.real = lambda *_, **__: None  # nothing is written
     holder.close()
-    with pytest.raises(errors.StorageError, match="other workers may still run it") as caught:
+    match = r"failed: \[Errno 13\] no\. It was delegated, so other workers may still run it"
+    with pytest.raises(errors.StorageError, match=match) as caught:
         asked.result(30)
     assert caught.value.data["landed"] is None
     assert requests(queue) == []
