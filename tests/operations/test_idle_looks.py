@@ -19,7 +19,7 @@ import pytest
 from support.byte_store import VERBS, ByteStore, Call
 from support.drivers import Runner
 from support.handles import again, housekeep, index_commits, until
-from support.tables import as_in_a_store, checkpoint, ledgers_of, messages_of
+from support.tables import as_in_a_store, checkpoint, commit_file, ledgers_of, messages_of
 from support.working import working
 
 from spark_mq import Lease, Queue
@@ -179,10 +179,26 @@ def stream(place: Place) -> Any:
 
 def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: Any) -> None:
     stream.latest(stream.initial())  # reads each table once
-    for _ in range(30):
-        place.advance(POLL)
+    for _ in range(120):
+        place.advance(POLL / 4)
         assert not stream.may_have_news(POLL)
     assert len(place.calls) == 2 + 60
+
+
+def test_a_stream_lists_the_log_once_a_minute(place: Place, stream: Any) -> None:
+    """So it notices a log that was made again and has as many commits."""
+    place.other.group("new").ensure()
+    place.advance(60.0)
+    assert stream.may_have_news(POLL)
+    for _ in range(2):
+        stream.latest(stream.initial())
+    place.advance(60.0)
+    assert not stream.may_have_news(POLL)
+    ledgers = ledgers_of(place.other)
+    last = commit_file(ledgers.path, ledgers.version())
+    last.write_bytes(last.read_bytes())
+    place.advance(60.0)
+    assert stream.may_have_news(POLL)
 
 
 def test_a_stream_hears_of_what_others_publish_release_or_let_expire(
