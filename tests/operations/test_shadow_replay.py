@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import UTC, timedelta
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_a_batch_is_a_lease_that_settles_nothing(queue: Queue) -> None:
     def handler(lease: Lease) -> Any:
         one = [message.sequence for message in lease.messages]
         assert lease.table()["sequence"].to_pylist() == one
-        assert lease.table()["lease_id"].unique().to_pylist() == [lease.lease_id]
+        assert lease.table()["lease_id"].to_pylist() == [lease.lease_id] * len(lease)
         results.append(lease.nack(one[:1], error="first"))
         results.append(lease.reject(lease.messages[1], error="second"))
         results.append(lease.release(one[2:3]))
@@ -271,6 +272,8 @@ def test_where_selects_by_the_past(queue: Queue) -> None:
         ("CAST(value AS TEXT) LIKE 'ack:%'", "ac"),
     ):
         assert keys(queue, where=where) == chosen
+    with pytest.raises(ZeroDivisionError):
+        keys(queue, where=lambda _: 1 / 0)
 
 
 # -- what is gone
@@ -430,14 +433,20 @@ def test_stop_ends_the_replay_with_what_was_done() -> None:
 
 
 def test_many_errors_are_counted_in_bounded_memory(limits: Limits) -> None:
-    limits(replay_shapes=3)
+    limits(replay_shapes=3, replay_rows=1)
     names = ["one", "two", "three", "four", "five"]
     queue = settled(*(f"ack:{name}" for name in names for _ in range(7)))
 
-    def handler(message: ReceivedMessage) -> None:
+    kept, most = weakref.WeakSet[Lease](), list[int]()
+
+    def handler(lease: Lease) -> None:
+        kept.add(lease)
+        most.append(len(kept))
+        (message,) = lease.messages
         raise ValueError(f"{message.key} {message.sequence} " + "x" * 10_000)
 
-    report = replay(queue, handler)
+    report = replay(queue, handler, mode="batch")
+    assert max(most) < 10
     assert [one.messages for one in report.errors] == [14, 7, 7, 7]
     assert report.errors[0].shape == "(other errors)"
     assert all(len(one.sequences) == 5 and len(one.error) <= 500 for one in report.errors)

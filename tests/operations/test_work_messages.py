@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
 from threading import Event
 from typing import Any
@@ -216,18 +216,24 @@ def test_an_async_method_of_an_object_runs_for_many_messages_at_once(queue: Queu
 
 def test_coroutines_that_outlast_the_grace_are_cancelled(queue: Queue) -> None:
     queue.publish("hung")
-    stop, cancelled = Event(), Event()
+    stop, closed, opened = Event(), Event(), list[Any]()
+
+    async def connection() -> AsyncIterator[threading.Thread]:
+        try:
+            yield threading.current_thread()
+        finally:
+            await asyncio.sleep(0.1)
+            closed.set()
 
     async def handle(_: ReceivedMessage) -> None:
         stop.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+        opened.append(connection())
+        opened.append(await anext(opened[0]))
+        await asyncio.Event().wait()
 
-    drain(queue, handle, stop=stop, shutdown_timeout=0)
-    assert cancelled.wait(30)
+    assert drain(queue, handle, stop=stop, shutdown_timeout=0) == having(leases=1, failed=0)
+    _, thread = opened
+    assert (closed.is_set(), thread.daemon, thread.is_alive()) == (True, True, False)
     assert counts(queue) == {"leased": 1}
 
 
@@ -351,7 +357,7 @@ def test_asked_to_stop_it_releases_what_no_handler_got(queue: Queue, how: str) -
     queue.publish([str(n) for n in range(100)])
     stop, seen = Event(), list[int]()
 
-    def handle(message: ReceivedMessage) -> None:
+    async def handle(message: ReceivedMessage) -> None:
         seen.append(message.sequence)
         if len(seen) == 20:
             stop.set() if how == "event" else os.kill(os.getpid(), signal.SIGTERM)
