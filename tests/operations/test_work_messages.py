@@ -107,7 +107,6 @@ def test_no_more_is_held_than_max_messages(queue: Queue) -> None:
     drain(queue, handle, threads=2, max_messages=5)
     # What is finished and not settled yet does not count: it waits for nobody.
     assert max(most) <= 10
-    assert counts(queue) == {"acked": 60}
 
 
 # -- what a handler decides
