@@ -98,11 +98,6 @@ def buffered(queue: Queue, report: Report) -> None:
             report([one.result(30) for one in waiting])
 
 
-def lease_and_extend(queue: Queue, report: Report) -> None:
-    lease = take(queue, 5)
-    lease.extend()
-
-
 def settle(queue: Queue, report: Report) -> None:
     """Every verb, also on parts of a lease."""
     lease = take(queue, 6)
@@ -133,10 +128,6 @@ def across_a_checkpoint(queue: Queue, report: Report) -> None:
         end_checkpoints()
         lease.ack()
         end_checkpoints()
-
-
-def seek(queue: Queue, report: Report) -> None:
-    queue.group().seek("latest")
 
 
 def route_all(queue: Queue, report: Report = lambda _: None) -> None:
@@ -239,11 +230,11 @@ CASES = [
     Case("publish with a producer's number", numbered, repeated=True),
     Case("buffered publisher", buffered),
     Case("group", lambda queue, _: queue.group("late").ensure(), publish, repeated=True),
-    Case("lease and extend", lease_and_extend, publish),
+    Case("lease and extend", lambda queue, _: take(queue, 5).extend(), publish),
     Case("settle", settle, publish),
     Case("work", work, publish),
     Case("checkpoint", across_a_checkpoint, nearly_a_checkpoint),
-    Case("seek", seek, left_alone, repeated=True),
+    Case("seek", lambda queue, _: queue.group().seek("latest"), left_alone, repeated=True),
     Case("purge", lambda queue, _: queue.purge(queue.name), left_alone, repeated=True),
     Case("configure", lambda queue, _: queue.group().configure(max_in_flight=3), left_alone),
     Case("drop", lambda queue, _: queue.drop_group("other"), some_dead),

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -48,13 +47,8 @@ def queue(tmp_path: Path) -> Queue:
     def message(name: str) -> Message:
         return Message(name, key=f"key-{name}", message_id=f"id-{name}")
 
-    return stocked_queue(tmp_path / "orders", message, "bad")
-
-
-@pytest.fixture
-def handlers(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "handlers.py").write_text(HANDLER)
-    return "handlers"
+    return stocked_queue(tmp_path / "orders", message, "bad")
 
 
 def test_what_peek_prints_can_be_published_again(run: Run, queue: Queue, tmp_path: Path) -> None:
@@ -70,7 +64,7 @@ def test_what_peek_prints_can_be_published_again(run: Run, queue: Queue, tmp_pat
 
 
 def test_work_calls_a_function_for_each_message_until_all_are_settled(
-    run: Run, queue: Queue, handlers: str
+    run: Run, queue: Queue
 ) -> None:
     words = ("work", "-q", queue.path, "-o", "json")
     how = {"one": ("--threads", 4), "one_async": ("--concurrency", 4)}
@@ -99,7 +93,7 @@ def test_sigterm_ends_a_command_whose_thread_holds_the_lock_of_its_event(
 @pytest.mark.slow
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_ends_work_with_130_and_without_a_traceback(
-    queue: Queue, handlers: str, tmp_path: Path, presses: int
+    queue: Queue, tmp_path: Path, presses: int
 ) -> None:
     words = ("work", "handlers:slow", "--mode", "batch", "-q", queue.path, "-g", "new")
     process = started(*words, folder=tmp_path)
@@ -148,9 +142,7 @@ def test_each_variable_is_documented() -> None:
     assert set(re.findall(r"SPARK_MQ_[A-Z_]+", table)) == read
 
 
-def test_a_variable_is_never_an_argument_of_what_destroys(
-    run: Run, queue: Queue, handlers: str
-) -> None:
+def test_a_variable_is_never_an_argument_of_what_destroys(run: Run, queue: Queue) -> None:
     """`group drop -y` dropped the group of the worker whose variables were set."""
     asking = {name for name, known in parameters_of_commands().items() if "yes" in known}
     assert asking > {"queue drop", "queue purge", "group drop", "group resolve", "dlq discard"}

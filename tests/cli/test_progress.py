@@ -260,16 +260,16 @@ def test_a_worker_goes_on_if_what_is_left_cannot_be_read(monkeypatch: pytest.Mon
     assert summary.acked == group.stats().acked == 2
 
 
+def fail_at_bad(message: ReceivedMessage) -> None:
+    if message.text == "bad":
+        raise ValueError("no customer")
+
+
 def test_only_what_failed_is_shown_as_failed() -> None:
     queue = memory_queue(max_delivery_attempts=2, retry_delay=0, breaker_threshold=None)
     queue.publish(["good", "bad"])
-
-    def handle(message: ReceivedMessage) -> None:
-        if message.text == "bad":
-            raise ValueError("no customer")
-
     with track("settled", 2, io.StringIO(), clock=lambda: 0.0) as shown:
-        queue.group().work(handle, until="settled")
+        queue.group().work(fail_at_bad, until="settled")
     assert str(shown) == "settled: 2 of 2 messages, 100%, 2 failures"
 
 
@@ -288,14 +288,9 @@ def test_a_handler_does_not_fail_if_nobody_reads_the_progress(
     queue.publish(["good", "bad"])
     group = queue.group()
     group.configure(max_delivery_attempts=2, retry_delay=0)
-
-    def handle(message: Message) -> None:
-        if message.text == "bad":
-            raise ValueError("no customer")
-
     monkeypatch.setattr("sys.stderr", Unread())
     with tracking_settled(queue, group, "settled", pause=0.001):
-        summary = group.work(handle, mode="message", until="settled")
+        summary = group.work(fail_at_bad, mode="message", until="settled")
     assert (summary.acked, summary.nacked) == (1, 2)
     queue.sweep()
     (error,) = queue.list_dead_letters()["error"].to_pylist()

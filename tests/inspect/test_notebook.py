@@ -24,8 +24,7 @@ def lease(queue: Queue) -> Any:
 
 def html_of(shown: Any) -> str:
     """Return what a notebook shows for an object."""
-    html: str = shown._repr_html_()
-    return html
+    return str(shown._repr_html_())
 
 
 APPROVED = Path(__file__).parent / "notebook.txt"

@@ -15,16 +15,15 @@ from spark_mq.testing import ManualClock, memory_queue
 Step = Callable[[ConsumerGroup], Any]
 
 
-def fail_alone(group: ConsumerGroup) -> None:
-    """Let five leases of single messages fail in a row, so that the breaker opens."""
-    for _ in range(5):
-        lease = group.lease("w")
-        lease.nack(error="down")
-
-
 def fail(group: ConsumerGroup) -> None:
     lease = group.lease("w")
     lease.nack(error="bad")
+
+
+def fail_alone(group: ConsumerGroup) -> None:
+    """Let five leases of single messages fail in a row, so that the breaker opens."""
+    for _ in range(5):
+        fail(group)
 
 
 LIMITS: dict[str, tuple[dict[str, Any], Step]] = {

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from support.harness import Stream, make_queue
 from support.marks import slow
+from support.queues import place
 from support.sinks import make_sink
 from support.spark_session import no_query_survives, spark
 
 from spark_mq import Queue
 
-__all__ = ["no_query_survives", "queue", "sink", "spark", "stream"]
+__all__ = ["no_query_survives", "place", "queue", "sink", "spark", "stream"]
 
 
 @pytest.fixture

@@ -18,12 +18,14 @@ import pytest
 from support.handles import until
 from support.harness import storage_options
 from support.processes import SPAWN
+from support.queues import Place
 from support.sinks import make_sink, table_of, values
 from support.spark_session import new_session, s3_settings
 
 from spark_mq import ConsumerGroup, Queue
 
-pytestmark = pytest.mark.slow
+# Spark gets no file system for other stores.
+pytestmark = [pytest.mark.slow, pytest.mark.only_on("versitygw")]
 KILLS = int(os.environ.get("DRIVER_KILLS", "1"))
 PATIENCE = 240.0
 """Seconds for a driver to start and do something, and from the last kill to the end."""
@@ -80,17 +82,6 @@ class Drivers:
         self.running[at] = self._begin(self.running[at][1] if same_checkpoint else None)
 
 
-@pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, dict[str, str]]:
-    """Where a queue and its sink may be: two paths and storage options."""
-    if request.config.getoption("--store"):
-        store = request.getfixturevalue("remote")
-        if store.server != "versitygw":
-            pytest.skip("Spark gets no file system for this store")
-        return store.new_path(), store.new_path(), store.options
-    return str(tmp_path / "queue"), str(tmp_path / "sink"), {}
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -102,12 +93,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, dic
     ],
 )
 def test_drivers_that_are_killed_append_each_message_once(
-    place: tuple[str, str, dict[str, str]], tmp_path: Path, kind: str
+    place: Place, tmp_path: Path, kind: str
 ) -> None:
-    path, sink, options = place
+    given, sink = place(), place()["path"]
+    path, options = given["path"], given.get("storage_options", {})
     make_sink(sink, kind, options)
     queue = Queue.create(
-        path, storage_options=options, visibility_timeout="10s", clock_skew="500ms",
+        **given, visibility_timeout="10s", clock_skew="500ms",
         max_delivery_attempts=None, breaker_threshold=None,
     )  # fmt: skip
     group = queue.group("billing")

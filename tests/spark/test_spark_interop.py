@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.delta_readers import TABLES, by_protocol, make_tables, normal
+from support.handles import lease
 from support.harness import configured, make_queue
 from support.tables import ledgers_of, messages_of
 
@@ -22,12 +23,6 @@ def append(spark: Any, queue: Queue, *texts: str) -> None:
 
 def append_rows(queue: Queue, rows: Any) -> None:
     rows.write.format("delta").mode("append").save(messages_of(queue).path)
-
-
-def take(queue: Queue, count: int = 100, group: str = "g") -> Any:
-    found = queue.group(group).lease("w", max_messages=count)
-    assert found is not None
-    return found
 
 
 def texts(lease: Any) -> list[str]:
@@ -45,7 +40,7 @@ def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
     before = spark.read.format("delta").load(path).schema
     append(spark, queue, "a")
     assert spark.read.format("delta").load(path).schema == before
-    (message,) = take(queue).messages
+    (message,) = lease(queue).messages
     assert (message.value, message.message_id, message.key) == (b"a", str(message.sequence), None)
     assert "/" not in messages_of(queue).index().files[0].path
     text = spark.createDataFrame([("b",)], "value STRING")
@@ -53,7 +48,7 @@ def test_spark_publishes_the_value_alone(spark: Any, queue: Queue) -> None:
         append_rows(queue, text)
     append_rows(queue, text.selectExpr("CAST(value AS BINARY) AS value"))
     spark.sql(f"INSERT INTO delta.`{path}` (value) VALUES (CAST('c' AS BINARY))")
-    assert texts(take(queue)) == ["b", "c"]
+    assert texts(lease(queue)) == ["b", "c"]
 
 
 @pytest.mark.delta
@@ -64,7 +59,7 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
     """
     queue.publish(["a", "b"])
     append(spark, queue, "c", "d")
-    held = take(queue, 1)
+    held = lease(queue, 1)
     messages, leases = (
         f"delta.`{table.path}`" for table in (messages_of(queue), ledgers_of(queue))
     )
@@ -78,7 +73,7 @@ def test_spark_writes_and_tidies_while_leases_are_held(spark: Any, queue: Queue)
             spark.sql(f"VACUUM {leases} RETAIN 0 HOURS")
     assert texts(held) == ["a"]
     assert held.ack().settled == 1
-    rest = take(Queue.open(queue.path))
+    rest = lease(Queue.open(queue.path))
     assert texts(rest) == ["b", "c", "d", "e"]
     rest.ack()
     queue.sweep()
@@ -94,16 +89,16 @@ def test_a_restore_by_spark_after_a_trim_publishes_nothing_again(
     queue.publish(["a", "b"])
     append(spark, queue, "c")
     before = messages_of(queue).index().version
-    take(queue).ack()
+    lease(queue).ack()
     assert queue.sweep().trimmed_files == 2
     with configured(spark, "spark.sql.files.ignoreMissingFiles", "true"):
         spark.sql(f"RESTORE TABLE delta.`{messages_of(queue).path}` TO VERSION AS OF {before}")
     for handle in (queue, Queue.open(queue.path)):
-        assert handle.group("g").lease("w") is None
+        assert handle.group().lease("w") is None
         assert handle.group("new").lease("w") is None
         assert handle.stats()["published"] == 3
     append(spark, queue, "d")
-    assert texts(take(queue)) == ["d"]
+    assert texts(lease(queue)) == ["d"]
 
 
 @pytest.mark.delta
@@ -120,9 +115,9 @@ def test_spark_reads_each_table_as_it_is(spark: Any, tmp_path: Path) -> None:
 def test_a_checkpoint_of_spark_keeps_the_ledgers(spark: Any, queue: Queue) -> None:
     """A small ledger is in the log. So is one that a RESTORE of Spark brings back."""
     queue.publish(["a", "b", "c"])
-    take(queue, 2)
+    lease(queue, 2)
     path, held = ledgers_of(queue).path, ledgers_of(queue).version()
-    queue.group("g").lease("w", max_messages=1).ack()  # type: ignore[union-attr]
+    queue.group().lease("w", max_messages=1).ack()  # type: ignore[union-attr]
     spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF {held}")
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     log.checkpoint()
@@ -131,5 +126,5 @@ def test_a_checkpoint_of_spark_keeps_the_ledgers(spark: Any, queue: Queue) -> No
             file.unlink()
         if file.name.startswith("part-"):
             file.unlink()
-    stats = Queue.open(queue.path).group("g").stats()
+    stats = Queue.open(queue.path).group().stats()
     assert (stats.leased, stats.acked) == (2, 0)

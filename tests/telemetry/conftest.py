@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,8 @@ class Recorded:
         return found
 
     def metrics(self) -> list[Any]:
-        data = self._metrics.get_metrics_data()
-        scopes = [
-            scope for of in (data.resource_metrics if data else ()) for scope in of.scope_metrics
-        ]
-        return [metric for scope in scopes for metric in scope.metrics]
+        (of,) = self._metrics.get_metrics_data().resource_metrics
+        return [metric for scope in of.scope_metrics for metric in scope.metrics]
 
 
 @pytest.fixture
@@ -47,10 +44,3 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
 @pytest.fixture
 def queue(tmp_path: Path) -> Queue:
     return Queue.create(tmp_path / "orders", durable=False, retry_delay="0s")
-
-
-@pytest.fixture
-def tracer(recorded: Recorded) -> Callable[[], Any]:
-    import opentelemetry.trace
-
-    return lambda: opentelemetry.trace.get_tracer_provider().get_tracer("test")

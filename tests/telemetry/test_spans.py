@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from spark_mq import Lease, LeaseLost, Message, Queue
 pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry import context, propagate
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanKind, get_tracer
 
 OWN = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 """The context of a message that has been traced before."""
@@ -158,10 +158,10 @@ def test_the_links_of_a_large_batch_are_capped(
 
 @pytest.mark.parametrize("message", ["a", b"a", Message("a", key="k", headers={"h": "ä"})])
 def test_a_buffered_message_carries_the_span_that_published_it(
-    queue: Queue, recorded: Any, tracer: Callable[[], Any], message: Any
+    queue: Queue, recorded: Any, message: Any
 ) -> None:
     with queue.publisher() as publisher:
-        with tracer().start_as_current_span("request") as request:
+        with get_tracer("test").start_as_current_span("request") as request:
             publisher.publish(message)
         publisher.publish("b")
     (link,) = recorded.span("publish orders").links
