@@ -97,47 +97,29 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
     ]
 
 
-def codecs(file: Path) -> dict[str, str]:
-    """Of each column of a file's first row group."""
-    group = pq.ParquetFile(file).metadata.row_group(0)
-    return {
-        group.column(i).path_in_schema: group.column(i).compression
-        for i in range(group.num_columns)
-    }
+NOISE, TEXT = random.Random(7).randbytes(500_000), b'{"amount": 12, "currency": "EUR"}' * 15_000
+MIXED = NOISE[:250_000] + TEXT[:250_000]
 
 
 @pytest.mark.parametrize(
-    ("kind", "codec"),
-    [("text", "SNAPPY"), ("random", "UNCOMPRESSED"), ("half of each", "SNAPPY"), ("few", "SNAPPY"),
-     ("one", "UNCOMPRESSED"), ("one, half of each", "SNAPPY"), ("short", "SNAPPY"),
-     ("empty", "SNAPPY")],
+    ("data", "size", "codec"),
+    [(TEXT, 100, "SNAPPY"), (NOISE, 100, "UNCOMPRESSED"), (MIXED, 100, "SNAPPY"),
+     (NOISE[:10_000], 100, "SNAPPY"), (NOISE, 500_000, "UNCOMPRESSED"), (MIXED, 500_000, "SNAPPY"),
+     (NOISE, 4, "SNAPPY"), (b"", 1, "SNAPPY")],
+    ids=["text", "random", "half of each", "few", "one", "one, half of each", "short", "empty"],
 )  # fmt: skip
 def test_values_that_do_not_shrink_are_not_compressed(
-    kind: str, codec: str, tmp_path: Path
+    data: bytes, size: int, codec: str, tmp_path: Path
 ) -> None:
     """All other columns are. Of few bytes it does not matter."""
-    noise, text = random.Random(7).randbytes(500_000), b'{"amount": 12, "currency": "EUR"}' * 15_000
-    many = {
-        "text": text,
-        "random": noise,
-        "half of each": noise[:250_000] + text[:250_000],
-        "one, half of each": noise[:250_000] + text[:250_000],
-        "few": noise[:10_000],
-    }
-    sizes = {"one": len(noise), "one, half of each": len(noise), "short": 4}
-    size, source = sizes.get(kind, 100), many.get(kind, noise)
-    values = (
-        [b""] * 100_000
-        if kind == "empty"
-        else [source[at : at + size] for at in range(0, len(source), size)]
-    )
-    written = write_file(
-        ObjectStore(str(tmp_path)), pa.table({"value": pa.array(values, pa.binary())})
-    )
-    found = codecs(tmp_path / written.path)
-    assert found.pop("value") == codec
-    assert set(found.values()) == {"SNAPPY"}
-    assert pq.read_table(tmp_path / written.path, columns=["value"])["value"].to_pylist() == values
+    values = [data[at : at + size] for at in range(0, len(data), size)] or [b""] * 100_000
+    rows = pa.table({"value": pa.array(values, pa.binary())})
+    path = tmp_path / write_file(ObjectStore(str(tmp_path)), rows).path
+    columns = pq.read_metadata(path).row_group(0).to_dict()["columns"]
+    codecs = {column["path_in_schema"]: column["compression"] for column in columns}
+    assert codecs.pop("value") == codec
+    assert set(codecs.values()) == {"SNAPPY"}
+    assert pq.read_table(path, columns=["value"])["value"].to_pylist() == values
 
 
 class Counted(io.FileIO):
