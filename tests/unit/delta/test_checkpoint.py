@@ -86,26 +86,18 @@ def test_paths_are_encoded_as_in_commits(store: ObjectStore) -> None:
     assert paths == {"part=a/a b%é.parquet", "part=a/c d.parquet"}
 
 
-def test_delta_rs_reads_a_checkpoint_and_goes_on_from_it(store: ObjectStore) -> None:
-    write_deltalake(store.root, pa.table({"part": ["a", "b"], "value": [1, 2]}), mode="append")
-    write_deltalake(store.root, pa.table({"part": ["a"], "value": [3]}), mode="append")
-    version = write_checkpoint(store)
-    only_checkpoint(store, version)
+def test_delta_rs_goes_on_from_a_checkpoint_and_one_of_its_own_is_carried_on_without_tombstones(
+    store: ObjectStore,
+) -> None:
+    for part, value in (("a", 1), ("b", 2), ("a", 3)):
+        write_deltalake(store.root, pa.table({"part": [part], "value": [value]}), mode="append")
+    only_checkpoint(store, write_checkpoint(store))
     table = DeltaTable(store.root)
     assert table.metadata().description == "d"
     assert table.metadata().configuration == KEPT_BY_THE_SWEEP
     assert table.protocol().min_writer_version == 2
     assert sorted(table.to_pyarrow_table()["value"].to_pylist()) == [1, 2, 3]
     table.delete("part = 'b'")
-    table.create_checkpoint()
-    assert sorted(DeltaTable(store.root).to_pyarrow_table()["value"].to_pylist()) == [1, 3]
-
-
-def test_a_checkpoint_of_delta_rs_is_carried_on_without_its_tombstones(store: ObjectStore) -> None:
-    for value in (1, 2, 3):
-        write_deltalake(store.root, pa.table({"part": ["a"], "value": [value]}), mode="append")
-    table = DeltaTable(store.root)
-    table.delete("value = 2")
     table.create_checkpoint()
     theirs = table.version()
     assert actions(store, theirs, "remove")
@@ -146,17 +138,10 @@ def test_a_checkpoint_in_parts_is_carried_on(store: ObjectStore) -> None:
 def test_a_change_of_metadata_and_protocol_is_in_the_checkpoint(store: ObjectStore) -> None:
     log = DeltaLog(store)
     metadata = {**log.refresh().metadata, "description": "new"}
-    store.create(
-        log_path(1),
-        encode_actions(
-            [
-                {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
-                {"protocol": {"minReaderVersion": 1, "minWriterVersion": 7,
-                              "writerFeatures": ["appendOnly"]}},
-                {"metaData": metadata},
-            ]
-        ),
-    )  # fmt: skip
+    old = {"minReaderVersion": 1, "minWriterVersion": 2}
+    new = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly"]}
+    changes = [{"protocol": old}, {"protocol": new}, {"metaData": metadata}]
+    store.create(log_path(1), encode_actions(changes))
     version = write_checkpoint(store)
     state = only_checkpoint(store, version).refresh()
     assert state.description == "new"

@@ -47,21 +47,15 @@ def test_a_file_that_vanishes_during_a_listing_is_left_out(store: ObjectStore) -
     assert [info.path for info in store.list_all()] == ["a"]
 
 
-def test_list_all_stays_below_the_root(store: ObjectStore, tmp_path: Path) -> None:
-    store.write("a", b"")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "file").write_bytes(b"")
-    os.symlink(tmp_path / "elsewhere", join(store.root, "link"))
-    assert [info.path for info in store.list_all()] == ["a"]
-
-
-def test_empty_folders_behind_a_link_out_of_the_root_stay(
+def test_files_and_empty_folders_behind_a_link_out_of_the_root_are_none_of_it(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     (tmp_path / "outside" / "empty").mkdir(parents=True)
+    (tmp_path / "outside" / "file").write_bytes(b"")
     store.write("kept", b"1")
     Path(store.root, "link").symlink_to(tmp_path / "outside")
     Path(store.root, "inside", "empty").mkdir(parents=True)
+    assert [info.path for info in store.list_all()] == ["kept"]
     store.delete_empty_folders(["link", "link/empty", "inside"])
     assert (tmp_path / "outside" / "empty").is_dir()
     assert not Path(store.root, "inside").exists()
@@ -136,10 +130,6 @@ def survives(recording: Recording, path: str) -> bool:
     return shown <= {None, DATA} and recording.left(path, keeps_names=False) == DATA
 
 
-def do(operation: str, store: ObjectStore, path: str) -> None:
-    getattr(store, operation)(path, DATA)
-
-
 OPERATIONS = pytest.mark.parametrize("operation", ["create", "write"])
 
 
@@ -148,7 +138,7 @@ def test_no_power_cut_loses_a_file_or_shows_half_of_it(
     operation: str, tmp_path: Path, recording: Recording
 ) -> None:
     store = ObjectStore(f"{tmp_path}/new/root")
-    do(operation, store, "a/b/file")
+    getattr(store, operation)("a/b/file", DATA)
     assert survives(recording, f"{tmp_path}/new/root/a/b/file")
     assert recording.syncs == 6  # file, its folder, and the entries of b, a, root and new
 
@@ -229,7 +219,7 @@ def test_a_failure_at_any_step_leaves_no_half_file(
         store.write("a/file", b"old")
     recording.restart(fails_at=step, crash=crash)
     try:
-        do(operation, store, "a/file")
+        getattr(store, operation)("a/file", DATA)
         failed = False
     except (Killed, OSError):
         failed = True
