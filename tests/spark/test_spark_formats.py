@@ -47,10 +47,3 @@ def test_a_stream_gets_values_and_rejects_others_with_the_reason(
     letters = queue.list_dead_letters()
     assert letters["value"].to_pylist() == [BAD]
     assert letters["error"].to_pylist() == [REASON]
-
-
-def test_text_is_a_cast_which_finds_other_bytes(spark: Any, queue: Queue) -> None:
-    queue.publish(["grüße", b"\xff\x00", b""])
-    look = spark.read.format("spark_mq").load(queue.path).orderBy("sequence")
-    rows = look.selectExpr("try_validate_utf8(CAST(value AS STRING)) AS text").collect()
-    assert [row.text for row in rows] == ["grüße", None, ""]

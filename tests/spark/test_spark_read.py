@@ -79,13 +79,6 @@ def test_what_is_settled_by_then_is_not_in_it_and_returned_rows_of_it_settle(
 
 
 @pytest.mark.slow
-def test_with_ack_first_it_gives_what_has_been_acked(stream: Stream, queue: Queue) -> None:
-    queue.publish(numbered(5))
-    (rows,) = read_twice(stream, by_spark=True, read=True, ack="on_receive")
-    assert len(rows) == stream.group.stats().acked == 5
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

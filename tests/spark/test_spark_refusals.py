@@ -62,14 +62,6 @@ def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, fille
     assert (stats.acked, stats.leased) == (0, 3)
 
 
-def test_overwriting_a_queue_is_refused(spark: Any, filled: Queue) -> None:
-    before = versions(filled)
-    writer = spark.range(1).selectExpr("'x' AS value").write.format("spark_mq").mode("overwrite")
-    with pytest.raises(Exception, match=r"cannot be overwritten. Use mode\('append'\)"):
-        writer.save(filled.path)
-    assert versions(filled) == before
-
-
 # -- the workers' interpreter: no session is needed to see what it would start them with
 
 

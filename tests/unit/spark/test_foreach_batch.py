@@ -114,6 +114,15 @@ def test_rows_that_are_no_dataframe_are_refused_with_a_hint(
         settle(TABLE, queue.group())
 
 
+@pytest.mark.parametrize(("column", "other"), [("lease_id", "sequence"), ("sequence", "lease_id")])
+def test_rows_without_a_column_that_a_settle_needs_are_refused(
+    queue: Queue, column: str, other: str
+) -> None:
+    rows: Any = SimpleNamespace(columns=[other], withColumn=None)
+    with pytest.raises(InvalidSchema, match=f"no column '{column}'.*Keep lease_id and sequence"):
+        ack(rows, queue.group())
+
+
 def test_a_result_that_is_no_dataframe_ends_the_query_and_settles_nothing(queue: Queue) -> None:
     queue.publish("a")
     with pytest.raises(InvalidHandlerResult, match="process returned Table: it must"):

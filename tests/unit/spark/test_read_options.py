@@ -228,6 +228,11 @@ def test_a_stream_refuses_to_read_outcomes() -> None:
         stream(consumerGroup="g", outcomes="true").initialOffset()
 
 
+def test_overwriting_a_queue_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"cannot be overwritten. Use mode\('append'\)"):
+        SparkMQDataSource({"path": "/q"}).writer(VALUES, True)
+
+
 def test_a_stream_takes_no_number_of_its_user() -> None:
     given = {"path": "/q", "producerId": "p", "producerSequence": "1"}
     with pytest.raises(InvalidOption, match="A stream numbers its batches itself"):
