@@ -40,18 +40,13 @@ def die_if_told(path: str, call: str, run: Callable[[], Any]) -> Any:
     return found
 
 
-@pytest.fixture
-def mortal(spark: Any, queue: Queue, tmp_path: Path) -> Stream:
-    """A stream whose runner can be made to die."""
-    return Stream(session_with(spark, die_if_told), queue, tmp_path / "checkpoint")
-
-
 @pytest.mark.parametrize("moment", ["after lease", slow("before ack")])
 def test_a_query_that_dies_and_restarts_loses_nothing_and_doubles_nothing(
-    mortal: Stream, queue: Queue, moment: str
+    spark: Any, queue: Queue, tmp_path: Path, moment: str
 ) -> None:
     """Each step of such a death, without Spark, is in tests/unit/streaming."""
     queue.publish(numbered(4))
+    mortal = Stream(session_with(spark, die_if_told), queue, tmp_path / "checkpoint")
     sink, dying = Sink(), {moment}
 
     def process(batch: Any, lease: Any) -> None:

@@ -12,30 +12,6 @@ from pyspark.errors import StreamingQueryException
 from support.harness import Stream, make_queue, numbered
 from support.tables import group_ledger_of, messages_of
 
-from spark_mq import Queue
-
-
-class Hidden:
-    """The payload files of a queue, while links to themselves stand in their place: to read one
-    fails, and it is not missing.
-    """
-
-    def __init__(self, queue: Queue) -> None:
-        self._files = [
-            Path(queue.path, "messages", file.path) for file in messages_of(queue).index().files
-        ]
-
-    def begin(self) -> None:
-        for file in self._files:
-            if not file.is_symlink():
-                file.rename(f"{file}.hidden")
-                file.symlink_to(file)
-
-    def end(self) -> None:
-        for file in self._files:
-            file.unlink()
-            Path(f"{file}.hidden").rename(file)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", ["spark", "python"])
@@ -45,12 +21,13 @@ def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
     queue = make_queue(tmp_path / "queue", max_delivery_attempts=3)
     queue.publish(numbered(4))
     stream = Stream(spark, queue, tmp_path / "checkpoint")
-    hidden, seen = Hidden(queue), list[tuple[str, int]]()
-    away = [True]
+    (file,) = Path(messages_of(queue).path).glob("*.parquet")
+    hidden, away, seen = tmp_path / "hidden", [True], list[tuple[str, int]]()
 
     def process(batch: Any, lease: Any) -> None:
-        if away[0]:
-            hidden.begin()
+        if away and not file.is_symlink():
+            file.rename(hidden)
+            file.symlink_to(file)  # to read it fails, and it is not missing
         rows = batch.select("value", "delivery_count").collect()
         seen.extend((bytes(row.value).decode(), row.delivery_count) for row in rows)
 
@@ -63,8 +40,8 @@ def test_a_stream_that_is_restarted_in_an_outage_delivers_each_message_once(
     assert {(r.state, r.delivery_count) for r in group_ledger_of(stream.group).current()} == {
         ("available", 0)
     }
-    away[0] = False
-    hidden.end()
+    away.clear()
+    hidden.rename(file)
     run()
     assert sorted(seen) == [(value, 1) for value in numbered(4)]
     assert stream.group.stats().acked == 4
