@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.drivers import Runner, sequences
 from support.handles import again, lease, notes, on_commit, take
 from support.having import having
 from support.limits import Limits
@@ -113,7 +114,7 @@ def test_a_rival_that_comes_between_check_and_commit_is_replaced(
     assert take(again(queue).group()) == ["a2"]
 
 
-def test_over_a_store_a_lease_sees_the_newest_publishes(delta_queue: Make, limits: Limits) -> None:
+def test_over_a_store_leases_see_the_newest_publishes(delta_queue: Make, limits: Limits) -> None:
     limits(recent_seconds=1_000.0)
     queue = delta_queue(dedup_window="1h", dedup_replaces=True)
     worker = as_in_a_store(again(queue))
@@ -121,6 +122,10 @@ def test_over_a_store_a_lease_sees_the_newest_publishes(delta_queue: Make, limit
     assert take(worker.group(), 1) == ["a1"]
     publish(queue, "b2")
     assert take(worker.group(), 1) == ["c1"]
+    stream = Runner(worker)
+    assert stream.offer()
+    (newest,) = publish(queue, "b3").sequences
+    assert sequences(stream.plan())[-1] == newest
 
 
 def test_more_replaced_files_than_one_lease_may_skip(queue: Queue, limits: Limits) -> None:

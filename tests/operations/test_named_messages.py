@@ -56,7 +56,7 @@ def test_arrays_of_integers_name_messages(queue: Queue, array: Callable[[list[in
     sequences = queue.publish(["a", "b", "c", "d"]).sequences
     held = queue.group().lease("w", sequences=array(list(sequences[:3])))
     assert held.ack(array([sequences[0]])).settled == 1
-    assert queue.group().ack(held, array(list(sequences[1:3]))).settled == 2
+    assert queue.group().ack(held.lease_id, array(list(sequences[1:3]))).settled == 2
     assert queue.group().discard(array([sequences[3]])) == 1
     assert queue.group().stats().unsettled == 0
 

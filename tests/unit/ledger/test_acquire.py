@@ -7,7 +7,8 @@ from array import array
 import pytest
 from support.ledger_group import SECOND, TIMEOUT, Group, limits
 
-from spark_mq.ledger.acquire import Acquire, Grant
+from spark_mq.errors import StorageError
+from spark_mq.ledger.acquire import MAX_OUT_OF_REACH, Acquire, Grant
 from spark_mq.ledger.commands import FileProblems
 from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.isolation import isolation_size
@@ -33,9 +34,19 @@ def test_a_lease_checks_as_many_files_ahead_as_the_filter_has_passed():
     group = Group(files=[DataFile(at, 1, str(at), 10, 0) for at in range(12)])
     group.lease("a", 2)
     none = RowRuns(array("q", [1]), False)
-    files = FileProblems({*"235"}, {"6": "damaged"}, matches=dict.fromkeys("235", none))
-    change = Acquire("w", 1).apply(group.view(files=files))
-    assert [file.path for file in change.unchecked] == ["4", "7"]
+    files = FileProblems({*"247"}, {"6": "damaged"}, matches=dict.fromkeys("247", none))
+    change = Acquire("w", 2).apply(group.view(files=files))
+    assert [file.path for file in change.unchecked] == [*"3589"]
+    assert len(Acquire("w", 1).apply(group.view()).unchecked) == 1, "none without a filter"
+
+
+def test_a_lease_passes_damaged_files_and_so_many_that_are_out_of_reach():
+    group = Group(files=[DataFile(at, 1, str(at), 10, 0) for at in range(MAX_OUT_OF_REACH + 3)])
+    for bad, total, ranges in ((101, 2, "reject 1-1 lease 101-101"), (102, 1, "reject 1-1")):
+        failed = dict.fromkeys(map(str, range(bad)), StorageError("no route"))
+        problems = FileProblems(damaged={"1": "torn"}, out_of_reach=failed)
+        change = Acquire("w", 1).apply(group.view(files=problems))
+        assert (change.note["messages"], change.note["ranges"]) == (total, ranges)
 
 
 # -- isolation and turns
@@ -99,7 +110,7 @@ def test_messages_of_so_many_bytes_are_leased_at_the_same_time():
 
 
 def test_a_message_that_is_larger_than_the_limit_is_leased_alone():
-    sizes = [10, 500, 10]
+    sizes = [10, 500, 2]
     files = [DataFile(sequence(n, 0), 1, str(n), size, 0) for n, size in enumerate(sizes)]
     group = Group(files=files, rules=limits(max_in_flight_bytes=50))
     assert group.lease("a", 100) == [sequence(0, 0)]

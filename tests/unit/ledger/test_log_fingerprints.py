@@ -54,11 +54,7 @@ def test_a_ledger_agrees_with_the_log_that_it_was_made_from():
 def test_a_ledger_keeps_few_marks_and_more_of_the_newest():
     group = worked(range(1, 500), 500)
     versions = [one.first >> 32 for one in group.ledger.head.log_fingerprints]
-    assert versions[-1] == 499
-    assert versions == sorted(versions)
-    assert len(versions) <= 8
-    assert versions[0] < 50, "some are old"
-    assert versions[-3] > 475, "some are new"
+    assert versions == [1, 359, 448, 482, 495, 497, 498, 499]
 
 
 @pytest.mark.parametrize("at", [1, 7, 20, 38])

@@ -55,6 +55,7 @@ def test_a_lease_of_many_waits_for_a_share_of_the_burst():
 def test_the_last_messages_do_not_wait_for_others():
     group = make(105, rate_limit="100/s")
     group.lease("a", 100)
+    assert group.ask("b", intervals=[]).blocked_because == ""
     group.now += SECOND // 10
     assert len(group.lease("b", 1_000)) == 5
     assert group.ask("c", 1_000).blocked_because == ""
