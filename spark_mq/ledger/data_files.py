@@ -7,7 +7,6 @@ so that 100,000 files are about twelve parts, and each file was copied as often.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,11 +71,6 @@ class DeliveryTimes:
     @property
     def expires_from(self) -> int | None:
         return optional_time(self.bounds[2])
-
-    @property
-    def runs(self) -> list[TimedRun]:
-        times = self.between(0, sys.maxsize)
-        return [(last - first + 1, due, expires) for first, last, due, expires in times]
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, int, int | None, int | None]]:
         """Yield ``(first, last, deliver_at, expires_at)`` of runs in some rows, from 0."""
@@ -247,7 +241,7 @@ class FileColumns:
         if start <= 0 and end >= len(self):
             return self
         files = slice(start, end)
-        begin, last = (self.firsts[start], self.firsts[end - 1]) if start < end else (0, -1)
+        begin, last = self.firsts[start], self.firsts[end - 1]
         return FileColumns(
             *(getattr(self, name)[files] for name in _DENSE),
             *(getattr(self, name).between(begin, last) for name in _SPARSE),
@@ -359,7 +353,7 @@ class FileList:
         return self.parts[number].file(place)
 
     def _at(self, place: int) -> tuple[int, int]:
-        number = bisect_right(self._places, place, 0, len(self.parts)) - 1
+        number = bisect_right(self._places, place) - 1
         return number, place - self._places[number]
 
     def __iter__(self) -> Iterator[DataFile]:

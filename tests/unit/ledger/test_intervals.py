@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_mq.errors import InvalidOption
-from spark_mq.ledger.intervals import from_sequences, normalise, subtract
+from spark_mq.ledger.intervals import format_intervals, from_sequences, normalise, subtract
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(
     lambda pair: (pair[0], pair[0] + pair[1])
@@ -41,6 +41,12 @@ def test_subtract_is_that_of_sets(intervals, less):
     left = subtract(intervals, less)
     assert is_normal(left)
     assert members(left) == members(intervals) - members(less)
+
+
+def test_a_text_shows_200_intervals():
+    apart = [(at, at) for at in range(0, 404, 2)]
+    assert format_intervals(apart[:200]).endswith(",396-396,398-398")
+    assert format_intervals(apart).endswith(",398-398,... 2 more")
 
 
 @given(st.lists(st.integers(0, 40)))

@@ -192,6 +192,7 @@ def test_an_index_costs_about_a_hundred_bytes_a_file():
     tracemalloc.stop()
     used = python + pa.total_allocated_bytes() - arrow
     assert used / len(index.files) < 250
+    assert [len(part) for part in index.files.parts] == [4_096, 512, 256, 128, 8]
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=12), st.data())
@@ -215,6 +216,9 @@ def test_an_index_never_changes_and_a_longer_one_shares_most_of_it(
         index, known = indexes[at], files[: ends[at]]
         assert list(index.files) == known
         assert (index.total, index.version) == (2 * len(known), ends[at] or -1)
+        start = sum(map(len, index.files.parts[:1]))
+        rest = index.files.columns(start, len(known) - 1)
+        assert [rest.file(place) for place in range(len(rest))] == known[start:-1]
         assert [file.first for file in index.timed_files(0)] == [f.first for f in known[::5]]
         assert [index.files.find(f.path) for f in files[:: max(1, total // 9)]] == [
             place if place < len(known) else None for place in range(0, total, max(1, total // 9))
