@@ -150,10 +150,11 @@ def test_what_comes_during_a_commit_waits_for_room_and_shares_the_next_one(
 # -- closing
 
 
-def test_after_close_nothing_is_taken_any_more(queue: Queue) -> None:
+def test_after_an_error_in_its_block_it_has_published_all_and_takes_nothing(queue: Queue) -> None:
     publisher = queue.publisher(**NEVER)
     pending = publisher.publish("a")
-    publisher.close()
+    with pytest.raises(RuntimeError, match="elsewhere"), publisher:
+        raise RuntimeError("elsewhere")
     publisher.close()
     assert pending.done()
     with pytest.raises(PublisherClosed):
@@ -179,17 +180,6 @@ def test_who_waits_for_room_when_it_is_closed_is_reported(
         gate.open.set()
         closing.result(60)
     assert sum(commits(queue)) == len(taken), "what was taken is published"
-
-
-def test_an_error_in_the_with_block_loses_nothing_that_was_handed_in(queue: Queue) -> None:
-    def work() -> None:
-        with queue.publisher(**NEVER) as publisher:
-            publisher.publish("a")
-            raise RuntimeError("elsewhere")
-
-    with pytest.raises(RuntimeError, match="elsewhere"):
-        work()
-    assert commits(queue) == [1]
 
 
 @pytest.mark.slow
