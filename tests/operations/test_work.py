@@ -357,7 +357,9 @@ def test_a_blocked_group_is_waited_out(make: Make) -> None:
     assert seen[0] == b"a"
 
 
-def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
+def test_lost_data_ends_the_loop(
+    make: Make, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = make(hard_retention="1h")
     queue.group().ensure()
     queue.publish(["a"])
@@ -367,3 +369,4 @@ def test_lost_data_ends_the_loop(make: Make, clock: ManualClock) -> None:
         drain(queue, lambda _: None)
     drain(queue, lambda _: None, fail_on_data_loss=False)
     assert queue.group().stats().lost == 1
+    assert "group default: lost 1 message up to" in caplog.text

@@ -575,7 +575,7 @@ NO_REQUESTS = {
     "no text": b"\xff",
     "as much as a request may have": b" " * MAX_BYTES,
     "deep": b'{"format":2,"commands":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "an unknown operation": b'{"format":2,"commands":[["default",{"burn":{}}]]}',
+    "an unknown operation": with_format(2, ["default", {"burn": {}}], ["default", LEASE_OF_ONE]),
     "a settle of nobody's lease": with_format(
         2, ["default", {"settle": {"parts": [{"verb": "ack", "lease_id": "x"}]}}]
     ),
