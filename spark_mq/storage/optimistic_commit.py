@@ -124,7 +124,7 @@ class OptimisticCommit:
                 except STORE_ERRORS as error:
                     if self._turn is None:
                         raise
-                    self._batch.accept(self._turn.outcome_after(error))
+                    self._accept(self._turn.outcome_after(error))
                 finally:
                     self._end_turn()
         except BaseException:  # an interrupt may keep the lock from its release
@@ -196,8 +196,13 @@ class OptimisticCommit:
             self._batch.take(left)
         if (outcome := self._turn.outcome()) is None:
             return False
-        self._batch.accept(outcome)
+        self._accept(outcome)
         return True
+
+    def _accept(self, outcome: Any) -> None:
+        """Use the outcome in the commit of another writer."""
+        self._batch.accept(outcome)
+        self._store.was_changed = True
 
     def _wait(self, until: float) -> bool:
         """Wait for a turn, or pause. Return whether another writer ran the commands."""
@@ -208,8 +213,7 @@ class OptimisticCommit:
         turn = self._turn
         if turn is not None and (outcome := turn.wait(until)) is not None:
             self._won(0.0, shared=turn.shared)
-            self._batch.accept(outcome)
-            self._store.was_changed = True
+            self._accept(outcome)
             return True
         self._peers.grant_pleas()
         # Writers that share make few commits, so a race with them is rare.

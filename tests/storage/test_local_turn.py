@@ -30,7 +30,7 @@ from support.tables import checkpoint, ledgers_of
 
 from spark_mq import Queue, errors
 from spark_mq.delta.actions import Change
-from spark_mq.storage.commit_turn import SERVED
+from spark_mq.storage.commit_turn import PAUSE, SERVED
 
 MINUTE = 60.0
 __all__ = ["pool", "processes"]
@@ -84,7 +84,7 @@ def test_a_lone_writer_delegates_nothing(queue: Queue) -> None:
     before = ledgers_of(queue).version()
     lease(queue, 3).ack()
     assert not Path(queue.path, "_locks", "leases.requests").exists()
-    assert [SERVED in note for note in notes(queue)[before:]] == [False, False]
+    assert [note.keys() & {SERVED, PAUSE} for note in notes(queue)[before:]] == [set(), set()]
 
 
 def test_the_first_in_line_commits_for_all_that_wait(
@@ -101,6 +101,7 @@ def test_the_first_in_line_commits_for_all_that_wait(
     assert len(notes(queue)[before:]) == 1
     pauses = [ledgers_of(handle).backoff.pause for handle in (queue, *handles)]
     assert pauses == [0.0] * 4, "the line orders"
+    assert all(ledgers_of(handle).was_changed for handle in handles)
     assert requests(queue) == []
     stats = again(queue).group().stats()
     assert (stats.leased, stats.acked) == (12, 3)

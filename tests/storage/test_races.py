@@ -110,6 +110,8 @@ def test_a_lease_that_lost_takes_what_is_left(
     assert [m.value for m in mine.messages] == [b"f"]
     assert wrapper.calls == 5 + 5 + 1 + 1
     assert operations(queue) == ["create group", *["lease"] * 6]
+    assert notes(queue)[-1]["pause"] == round(pauses[-1], 3)
+    assert backoff.pause <= pauses[-1] / 2
     (asked,) = (one for one in notes(queue) if "group" not in one)
     assert asked == {"operation": "ask others to wait", "pause": round(pauses[4], 3)}
 
