@@ -64,7 +64,7 @@ def with_dead(queue: Queue, count: int = 3) -> Queue:
 def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock) -> None:
     queue = make(max_delivery_attempts=2)
     headers = {"own": "1", "spark_mq.reason": "forged", "spark_mq.redriven_from": "7"}
-    message = Message(b"\x00payload", key="k", headers=headers, message_id="id-1")
+    message = Message(b"\x00payload", key="k", headers=headers, message_id="id-1", expires_at="1h")
     receipt = queue.publish([message, "other"])
     started = clock()
     first = lease(queue)
@@ -75,6 +75,7 @@ def test_dead_letters_tell_what_they_were_and_why(make: Make, clock: ManualClock
     assert queue.sweep().routed == 1
     (dead,) = lease(queue.dead_letters).messages
     assert dead == having(message_id="id-1", key="k", value=b"\x00payload", published_at=started)
+    assert dead.expires_at is None
     assert dead.headers == {
         "own": "1",
         "spark_mq.queue_id": queue.settings.queue_id,
@@ -127,22 +128,26 @@ def test_many_dead_ranges_are_routed_in_rounds(queue: Queue, limits: Limits) -> 
     assert dead_values(queue) == [b"0", b"2", b"4", b"6", b"8"]
 
 
-def test_unreadable_messages_arrive_all_the_same(queue: Queue) -> None:
-    receipts = [queue.publish(value) for value in ("bad", "good", "gone")]
-    lease(queue).reject(error="no")
+def test_unreadable_messages_arrive_all_the_same(queue: Queue, limits: Limits) -> None:
+    limits(route_ranges=1)
+    receipts = [queue.publish([value] * 2) for value in ("bad", "good", "gone")]
+    lease(queue, 4).reject(error="no")
+    lease(queue).reject(error="never")
     bad, _, gone = (file.path for file in messages_of(queue).index().files)
     messages_of(queue).files.delete(bad)
     messages_of(queue).files.write(bad, b"garbage")
     messages_of(queue).files.delete(gone)
-    assert queue.sweep().routed == 3
+    assert queue.sweep().routed == 6
     found = lease(queue.dead_letters).messages
-    assert [m.value for m in found] == [None, b"good", None]
-    assert {m.headers["spark_mq.error"] for m in found} == {"no"}
-    for n in (0, 2):
-        assert found[n].message_id == str(receipts[n].sequences[0])
+    assert [m.value for m in found] == [None, None, b"good", b"good", None, None]
+    assert [m.headers["spark_mq.error"] for m in found] == ["no"] * 4 + ["never"] * 2
+    sequences = [str(sequence) for receipt in receipts for sequence in receipt.sequences]
+    assert [m.headers["spark_mq.sequence"] for m in found] == sequences
+    for n in (1, 5):
+        assert found[n].message_id == sequences[n]
     assert "not readable" in found[0].headers["spark_mq.payload"]
-    assert "missing" in found[2].headers["spark_mq.payload"]
-    assert "spark_mq.payload" not in found[1].headers
+    assert "missing" in found[5].headers["spark_mq.payload"]
+    assert "spark_mq.payload" not in found[2].headers
 
 
 @pytest.mark.parametrize("sweeper", ["queue", "dead letters"])

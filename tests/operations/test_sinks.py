@@ -194,7 +194,7 @@ def test_the_letter_of_a_poison_names_the_sink_that_may_have_its_rows(
     queue.sweep()
     (letter,) = queue.list_dead_letters().to_pylist()
     assert letter["value"] == b"7"
-    assert f"The sink {sink} may have its rows: look before a redrive" in letter["error"]
+    assert f"expired. The sink {sink} may have its rows: look before a redrive" in letter["error"]
 
 
 def test_a_sleeper_writes_nothing_although_its_message_was_settled_by_an_earlier_write(
