@@ -131,7 +131,7 @@ def test_a_purged_dead_letter_queue_is_no_damage(
     assert queue.redrive(dry_run=True).messages == 0
     with_dead(queue, ["c"])
     assert queue.redrive().messages == 1
-    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+    assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
 
 
 def test_old_letters_go_if_their_queue_has_a_hard_retention_and_is_swept() -> None:
