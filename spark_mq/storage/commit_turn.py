@@ -174,13 +174,11 @@ class CommitTurn(ABC):
         self._take_notes(version)
 
     def _take_notes(self, version: int) -> None:
-        known = {c.version: c for c in self._log.known_commits(self._seen + 1, version)}
         for number in range(self._seen + 1, version + 1):
             # A cleaned commit may have run the request. Then it runs again. The leases of the first
             # run expire, and a settle finds its messages settled.
             try:
-                commit = known.get(number) or self._log.read_commit(number)
-                self._take_note(commit.note)
+                self._take_note(self._log.read_commit(number).note)
             except FileNotFoundError:
                 self._missed = number
         self._seen = max(self._seen, version)

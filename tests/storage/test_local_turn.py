@@ -80,7 +80,8 @@ def waiting(queue: Queue, pool: ThreadPoolExecutor, *calls: Callable[[], Any]) -
     return futures
 
 
-def test_a_lone_writer_delegates_nothing(queue: Queue) -> None:
+def test_a_lone_writer_delegates_nothing_and_waits_for_nobody(queue: Queue, limits: Limits) -> None:
+    limits(line_gather=3600.0)
     before = ledgers_of(queue).version()
     lease(queue, 3).ack()
     assert not Path(queue.path, "_locks", "leases.requests").exists()
