@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from spark_mq.delta.store_errors import STORE_ERRORS
 from spark_mq.errors import CorruptLog, SparkMQError, StorageError
 from spark_mq.ledger.editor import END_REASONS
-from spark_mq.ledger.intervals import Interval, normalise, subtract
+from spark_mq.ledger.intervals import Interval, subtract
 from spark_mq.ledger.log_fingerprints import MAX_SEQUENCE, REWOUND
 from spark_mq.ledger.message_index import FileSlice, MessageIndex
 from spark_mq.ledger.owner_commands import CREATE_GROUP
@@ -109,10 +109,8 @@ def last_ends(rows: pa.Table, low: int, high: int) -> Iterator[tuple[dict[str, A
     ]
     for end in rows.filter(pc.is_valid(rows["outcome"])).to_pylist():
         within = (max(low, end["first"]), min(high, end["last"]))
-        if within[0] > within[1]:
-            continue
-        undone = normalise(interval for version, interval in seeks if version > end["version"])
-        for interval in subtract([within], undone):
+        undone = (interval for version, interval in seeks if version > end["version"])
+        for interval in subtract([within], undone):  # none if the end is outside
             yield end, interval
 
 

@@ -214,6 +214,8 @@ def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
         assert queue.sweep().trimmed_files == 3
     with pytest.raises(TablesDisagree, match="trimmed"):
         late(queue.path).group().lease("w")
+    with pytest.raises(TablesDisagree, match="history/ has commits of leases/"):
+        late(queue.path).finished()
     restored = late(queue.path)
     assert restored.recover(dry_run=True).skipped == restored.recover().skipped == skipped
     assert not restored.recover().needed
