@@ -330,11 +330,6 @@ def test_other_engines_read_the_table_and_its_schedules(delta_queue: Make) -> No
     assert (entry["every"], entry["text"], entry["format"]) == (3_600_000_000, "x", 1)
 
 
-def test_a_dead_letter_queue_has_no_schedules(queue: Queue) -> None:
-    with pytest.raises(InvalidOption, match="is a dead-letter queue"):
-        queue.dead_letters.schedule("s", every="1h", message="x")
-
-
 def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(
     queue: Queue, clock: ManualClock
 ) -> None:

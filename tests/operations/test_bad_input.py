@@ -174,16 +174,6 @@ def test_a_queue_made_anew_under_a_handle(refused: Refused, queue: Queue) -> Non
         refused(errors.NotAQueue, call, "created again after", "Open the queue again")
 
 
-# -- settling
-
-
-def test_settling_nothing_changes_nothing(tmp_path: Path, queue: Queue) -> None:
-    held = queue.group().lease("w")
-    before = contents(tmp_path)
-    assert held.ack([]).settled == 0
-    assert contents(tmp_path) == before
-
-
 # -- secrets
 
 SECRET = "s3cr3t-never-reported"

@@ -250,6 +250,8 @@ PUBLISHING = [
     *of("publish", "deliver_at", [BEFORE_ALL, AFTER_ALL], "out of range in UTC"),
     *of("schedule", "name", ["a b", "__s"]),
     *each("queue.pause_schedule|queue.remove_schedule", name="a b"),
+    *row("queue.dead_letters.schedule", {"name": "s", "message": "x"}, "is a dead-letter queue",
+        reported=("name", "s")),
     *row("schedule", {"cron": None, "every": None}),
     *row("schedule", {"cron": "0 2 * *", "every": None}),
     *row("schedule", {"timezone": "Berlin", "every": None, "cron": "0 2 * * *"}),
