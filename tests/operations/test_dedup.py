@@ -116,8 +116,7 @@ def test_a_publisher_leaves_duplicates_out(queue: Queue, producer: str | None) -
     found = {sequence: value for sequence, value in by_sequence(queue).items() if sequence != a}
     assert found == {pending[0].result(): "value of b", pending[2].result(): "value of c"}
     assert (pending[1].result(), pending[3].result()) == (None, None)
-    number = 4 if producer else None  # that of a duplicate
-    assert publisher.last_number == queue.last_producer_sequence("p") == number
+    assert publisher.last_number == queue.last_producer_sequence("p") == (4 if producer else None)
 
 
 # -- rivals, crashes, sweeps

@@ -146,16 +146,12 @@ def test_acked_first_a_handler_gets_what_its_lease_still_has(
     assert counts(queue) == {"acked": 3}
 
 
-def test_manual_settles_nothing_but_what_the_handler_says(queue: Queue) -> None:
-    _, second, _ = queue.publish(["a", "b", "c"]).sequences
-    verdicts = [{"sequence": second, "outcome": "ack"}]
-    drain(queue, lambda _: verdicts, ack="manual", max_messages=3)
-    assert counts(queue) == {"leased": 2, "acked": 1}
-
-
 @pytest.mark.parametrize("form", [list, pa.Table.from_pylist], ids=["list", "table"])
+@pytest.mark.parametrize(
+    ("ack", "others"), [("on_success", {"acked": 3}), ("manual", {"acked": 1, "leased": 2})]
+)
 def test_a_handler_says_what_becomes_of_single_messages(
-    queue: Queue, form: Callable[[list[Any]], Any]
+    queue: Queue, form: Callable[[list[Any]], Any], ack: str, others: dict[str, int]
 ) -> None:
     s = queue.publish([str(n) for n in range(6)]).sequences
     rows = [
@@ -170,8 +166,8 @@ def test_a_handler_says_what_becomes_of_single_messages(
         stop.set()
         return form(rows)
 
-    drain(queue, handle, max_messages=6, stop=stop)
-    assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, "acked": 3}
+    drain(queue, handle, ack=ack, max_messages=6, stop=stop)
+    assert counts(queue) == {"dead": 1, "ready": 1, "delayed": 1, **others}
     ranges, now = group_ledger_of(queue.group()).current(), context_of(queue).now()
     assert {(r.state, r.error, r.available_at and r.available_at - now) for r in ranges} >= {
         ("dead", "never", None), ("available", None, 0), ("available", "later", 300 * SECOND),

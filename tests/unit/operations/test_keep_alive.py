@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from queue import SimpleQueue
-from threading import Event
 
 from support.clocks import SECOND
 
@@ -16,7 +16,7 @@ from spark_mq.operations.keep_alive import KeepAlive
 
 
 def test_leases_of_one_timeout_are_extended_together_but_for_a_lost_one() -> None:
-    extended, known = defaultdict[tuple[tuple[str, ...], int], list[float]](list), Event()
+    extended, known = defaultdict[tuple[tuple[str, ...], int], list[float]](list), threading.Event()
     short, long = (("short",), 30_000), (("long", "longer"), 60_000)
 
     def extend(lease_ids: Sequence[str], timeout: int) -> None:
@@ -31,6 +31,7 @@ def test_leases_of_one_timeout_are_extended_together_but_for_a_lost_one() -> Non
         for lease_id in ("short", "long", "lost", "longer"):
             keep_alive.add(lease_id, 30_000 if lease_id == "short" else 60_000, 3600 * SECOND)
         assert known.wait(60)
+        assert {one.daemon for one in threading.enumerate() if "keep-alive" in one.name} == {True}
     finally:
         keep_alive.stop()
     tried = [("long", "lost", "longer"), ("long",), ("lost",), ("longer",)]
