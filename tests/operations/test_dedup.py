@@ -152,6 +152,7 @@ def test_a_rival_that_comes_between_check_and_commit_is_seen(
     assert receipt.duplicates == (0,)
     assert by_sequence(queue)[receipt.duplicate_of[0]] == "rival"
     assert published(queue).count("rival") == 1
+    assert len(messages_of(queue).files.list("")) == rivals + 2, "the first try left no file"
     assert receipt.sequence_of(1) == receipt.sequences[0]
 
 
