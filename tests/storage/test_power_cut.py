@@ -294,6 +294,7 @@ def test_a_commit_whose_folder_cannot_be_synced_is_not_reported_as_durable(run: 
         fail_syncs(disk, "messages/_delta_log", 100)
         with pytest.raises(errors.StorageError, match="it is unknown if") as caught:
             queue.publish("a")
+        assert [m.value for m in queue.peek()] == [b"a"], "without a power cut"
     assert caught.value.landed is None
     assert left_of(run).stats()["published"] == 0
 
