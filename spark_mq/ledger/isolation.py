@@ -187,7 +187,7 @@ class DueRanges:
         self._rows = {kind: self._only_named(rows) for kind, rows in by_kind.items()}
         self.count = sum(len(rows) for rows in self._rows.values())
         # Whether the sink may have some of the messages.
-        written = ("sink_writes", "is set", True)
+        written = ("sink_writes", "is set", None)
         self.written = sink and ledger.minimum("first", (AVAILABLE,), written) is not None
 
     def _only_named(self, rows: list[int]) -> list[int]:
@@ -249,8 +249,8 @@ class DueRanges:
         of_kind = self._rows_of_kind(head, available)
         if not self.written:
             return of_kind
-        writes = self.ledger.values_at("sink_writes", [head.row, *of_kind])
-        return [row for row, same in zip(of_kind, writes[1:], strict=True) if same == writes[0]]
+        writes = self.ledger.values_at("sink_writes", of_kind)  # that of the head first
+        return [row for row, same in zip(of_kind, writes, strict=True) if same == writes[0]]
 
     def reads_after(self, head: Head) -> bool:
         """Return whether unread messages may fill up a lease that begins with a head."""

@@ -41,7 +41,7 @@ def claims_on_lanes(ledger: Ledger, index: MessageIndex, taken: list[Interval]) 
     These are the leases with a message in one of its lanes.
     """
     claimed: dict[str | None, list[int]] = {}
-    rows = ledger.find((AVAILABLE,), ("lease_id", "is set", True))
+    rows = ledger.find((AVAILABLE,), ("lease_id", "is set", None))
     for row, r in zip(rows, ledger.ranges_at(rows), strict=True):
         claimed.setdefault(r.lease_id, []).append(row)
     if not claimed:

@@ -138,14 +138,14 @@ class Configure(Command[GroupSettings]):
 
 def _without_writes(ledger: Ledger) -> Ledger:
     editor = LedgerEditor(ledger)
-    for r in editor.remove(ledger.find(UNSETTLED, ("sink_writes", "is set", True))):
+    for r in editor.remove(ledger.find(UNSETTLED, ("sink_writes", "is set", None))):
         editor.add(r._replace(sink_writes=None), r)
     return editor.build()
 
 
 def _check_no_open_writes(ledger: Ledger, rules: GroupSettings) -> None:
     """Raise InvalidOption for messages that the sink may have, because another one has not."""
-    if messages := ledger.count(UNSETTLED, ("sink_writes", "is set", True)):
+    if messages := ledger.count(UNSETTLED, ("sink_writes", "is set", None)):
         raise InvalidOption(
             f"the sink cannot change: {messages} unsettled messages may be in {rules.sink}. Let "
             "the workers of the group settle them, without new messages meanwhile",

@@ -240,7 +240,7 @@ class WalkFilter:
         self._matches, self._index = {} if matches is None else matches, index
         self._replaced, self._group = replaced, ledger.head.group
         self._most = max(2, min(MAX_FILTERED_PIECES, room))
-        delivered = ("first_leased_at", "is set", True)
+        delivered = ("first_leased_at", "is set", None)
         self._delivered_rows = frozenset(ledger.find((AVAILABLE,), delivered))
         self.skipped: list[SelectedPiece] = []
         self._files = set[int]()  # those with skipped messages, by first sequence

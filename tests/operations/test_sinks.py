@@ -32,8 +32,8 @@ def group(tmp_path: Path, clock: ManualClock, sink: str) -> ConsumerGroup:
     return group
 
 
-def publish(group: ConsumerGroup, *texts: str) -> None:
-    Queue.open(group._context.path).publish(texts)
+def publish(group: ConsumerGroup, *messages: str | Message) -> None:
+    Queue.open(group._context.path).publish(messages)
 
 
 def rows_of(lease: Lease) -> pa.Table:
@@ -50,9 +50,9 @@ def take(group: ConsumerGroup, messages: int = 100) -> Lease:
     return lease
 
 
-def begin(group: ConsumerGroup, *texts: str) -> Lease:
+def begin(group: ConsumerGroup, *messages: str | Message) -> Lease:
     """Publish messages, and lease them."""
-    publish(group, *texts)
+    publish(group, *messages)
     return take(group)
 
 
@@ -107,7 +107,7 @@ def test_what_no_earlier_holder_has_written_is_written_once(
 
 
 def test_after_the_append_only_a_whole_lease_is_given_back(group: ConsumerGroup, sink: str) -> None:
-    lease = begin(group, "a", "b")
+    lease = begin(group, "a", Message("b", priority=1))
     append(lease)
     first = [lease.messages[0].sequence]
     for settle in (lease.nack, lease.reject, lease.release):

@@ -6,9 +6,10 @@ import pytest
 from support.ledger_group import TIMEOUT, Group, limits
 
 from spark_mq.ledger.isolation import Isolation, estimate_isolation, isolation_size
-from spark_mq.ledger.settle import ACK
+from spark_mq.ledger.settle import ACK, NACK, RELEASE
 
 WORKER, STREAM = 0, 1  # attempts that a lease keeps back
+NAME = "12345678-1234-1234-1234-123456789abc"  # of a stream
 
 
 def failed_twice(messages: int, **settings) -> Group:
@@ -83,14 +84,24 @@ def test_a_message_on_its_last_attempt_is_alone_however_many_are_settled(attempt
     assert isolation_size(1_000, attempts - 1, attempts, 10, settled=900, waiting=90) == 1
 
 
-def test_a_worker_that_holds_others_gets_a_suspect_but_not_for_its_last_attempt():
-    group = Group(messages=4, rules=limits(max_delivery_attempts=4, clock_skew=0))
+@pytest.mark.parametrize("attempts", [2, 4])
+def test_a_worker_that_holds_others_gets_a_suspect_but_not_for_its_last_attempt(attempts):
+    group = Group(messages=5, rules=limits(max_delivery_attempts=attempts))
     group.lease("held", 2, worker="w", timeout=1_000 * TIMEOUT)
-    for n in range(3):
+    for n in range(attempts - 1):
         assert 2 in group.lease(f"{n}", 2, worker="w")
         group.expire()
     assert group.lease("last", worker="w") == []
-    assert group.lease("alone", worker="idle") == [2]
+    assert [group.lease(worker, worker=worker) for worker in ("idle", "other")] == [[2], [3]]
+    assert group.ask("next", worker="idle").blocked_because.startswith("last_attempt")
+    assert group.lease("named", worker="idle", intervals=[(4, 4)]) == [4]
+
+
+def test_a_message_that_failed_by_itself_is_not_alone_in_its_worker():
+    group = Group(rules=limits(max_delivery_attempts=2))
+    group.lease("one")
+    group.settle(NACK, "one", [0], delay=0)
+    assert [group.lease(f"{n}", worker="w") for n in range(2)] == [[0], [1]]
 
 
 def test_the_estimate_counts_pieces_only():
@@ -108,10 +119,18 @@ def test_the_estimate_counts_pieces_only():
     assert estimate_isolation(group.ledger, group.rules) == Isolation(1_000, 6 + 5)
 
 
+def test_what_a_stream_replayed_and_released_is_alone_on_its_last_attempt():
+    group = Group(rules=limits(max_delivery_attempts=3))
+    group.lease(f"{NAME}/1/a", 2, reserved_attempts=STREAM)
+    group.replay_batch(f"{NAME}/1/b")
+    group.settle(RELEASE, f"{NAME}/1/b")
+    group.rules = limits(max_delivery_attempts=2)
+    assert group.lease("after", 10) == [0]
+
+
 def test_the_estimate_for_a_stream_knows_the_attempt_that_it_keeps():
-    stream = "12345678-1234-1234-1234-123456789abc"
     group = Group(messages=50_000)
-    group.lease(f"{stream}/1/a", 50_000, reserved_attempts=STREAM)
-    group.replay_batch(f"{stream}/1/b")
-    assert group.replay_batch(f"{stream}/1/c", again=True) == 0
+    group.lease(f"{NAME}/1/a", 50_000, reserved_attempts=STREAM)
+    group.replay_batch(f"{NAME}/1/b")
+    assert group.replay_batch(f"{NAME}/1/c", again=True) == 0
     assert estimate_isolation(group.ledger, group.rules) == Isolation(50_000, 113)
