@@ -45,10 +45,13 @@ def worked(versions: range, count: int = 99) -> Group:
 
 
 def test_a_ledger_agrees_with_the_log_that_it_was_made_from():
-    group = worked(range(1, 40))
+    group = worked(range(1, 40), 30)
     assert agreed_up_to(group.ledger, group.index) is None
     assert agreed_up_to(group.ledger, index_of(files(range(1, 50)))) is None, "a longer one"
     assert agreed_up_to(Ledger(LedgerHeader()), index_of([])) is None
+    assert agreed_up_to(group.ledger, index_of(files(range(1, 50), "new"))) == -1, "another one"
+    group.lease("unmarked", 3)
+    assert agreed_up_to(group.ledger, index_of(files(range(1, 31)))) == sequence(30, 2)
 
 
 def test_a_ledger_keeps_few_marks_and_more_of_the_newest():

@@ -9,9 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.ledger_group import Group
 
 from spark_mq import GroupSettings, QueueSettings
 from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogFingerprint
 from spark_mq.storage.ledger_files import from_rows, to_rows
 from spark_mq.util.setting_fields import Settings, settings_of
@@ -99,7 +101,7 @@ def test_a_list_of_delays_may_be_longer_than_the_longest_of_others():
     rules = rules.changed(retry=["1m", "2h"], max_retry_delay="30m")
     rules.check_together()
     with pytest.raises(InvalidOption, match="is longer than max_retry_delay='30m'") as caught:
-        rules.changed(retry="linear").check_together()
+        Group(rules=rules).run(Configure({"retry": "linear"}))
     assert caught.value.option == "retry_delay"
 
 
