@@ -15,7 +15,7 @@ from spark_mq.ledger.isolation import isolation_size
 from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.ranges import LEASED, Range
-from spark_mq.ledger.settle import ACK, NACK
+from spark_mq.ledger.settle import ACK, NACK, REJECT
 
 # -- leasing
 
@@ -84,13 +84,14 @@ def test_last_attempts_and_suspects_go_in_the_order_of_sequence():
 # -- caps
 
 
-def test_max_in_flight_cuts_a_lease_to_what_fits_then_says_why():
-    group = Group(rules=limits(max_in_flight=5))
-    assert len(group.lease("a", 3)) == 3
-    assert len(group.lease("b", 3)) == 2
-    assert group.ask("c", 3) == Grant((), "max_in_flight")
-    group.settle(ACK, "a", [0])
-    assert group.lease("c", 3) == [5]
+def test_dead_and_delayed_ranges_do_not_count_as_tracked():
+    group = Group(rules=limits(max_tracked_ranges=2))
+    assert [group.lease(name) for name in "ab"] == [[0], [1]]
+    assert group.ask("c").blocked_because == "max_tracked_ranges"
+    group.settle(REJECT, "a")
+    group.settle(NACK, "b", delay=SECOND)
+    assert [group.lease(name) for name in "cd"] == [[2], [3]]
+    assert group.ask("e").blocked_because == "max_tracked_ranges"
 
 
 # -- bytes in flight

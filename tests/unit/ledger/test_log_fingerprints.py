@@ -157,6 +157,4 @@ def test_a_commit_may_have_more_files_than_a_ledger_has_marks() -> None:
         marked(group)
     fingerprints = group.ledger.head.log_fingerprints
     assert fingerprints[-1] == (sequence(3, 117), "part-39")
-    assert fingerprints[0].path == "old-1"
-    assert len(fingerprints) <= 8
-    assert agreed_up_to(group.ledger, group.index) is None
+    assert len(fingerprints) == 8
