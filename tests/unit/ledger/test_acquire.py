@@ -5,12 +5,11 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from support.ledger_group import SECOND, TIMEOUT, Group, limits
+from support.ledger_group import SECOND, TIMEOUT, Group, intervals_of, limits
 
 from spark_mq.errors import StorageError
 from spark_mq.ledger.acquire import MAX_OUT_OF_REACH, Acquire, Grant
 from spark_mq.ledger.commands import FileProblems
-from spark_mq.ledger.intervals import normalise
 from spark_mq.ledger.isolation import isolation_size
 from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, sequence
@@ -124,25 +123,14 @@ def test_a_message_that_is_larger_than_the_limit_is_leased_alone():
 # -- named messages
 
 
-def named(*sequences: int) -> list[tuple[int, int]]:
-    return normalise((one, one) for one in sequences)
-
-
-def test_a_lease_takes_only_the_messages_that_it_names():
-    group = Group()
-    assert group.lease("a", 100, intervals=named(3, 5, 6)) == [3, 5, 6]
-    assert group.states() == "AAALALLUUU"
-    assert group.lease("b", 100) == [0, 1, 2, 4, 7, 8, 9]
-
-
 def test_breaker_pause_cap_and_rate_hold_for_named_messages():
     group = Group(rules=limits(max_in_flight=2))
-    assert group.lease("a", 100, intervals=named(4, 6, 8)) == [4, 6]
-    assert group.ask("b", 1, intervals=named(8)).blocked_because == "max_in_flight"
+    assert group.lease("a", 100, intervals=intervals_of([4, 6, 8])) == [4, 6]
+    assert group.ask("b", 1, intervals=intervals_of([8])).blocked_because == "max_in_flight"
     group = Group(rules=limits(rate_limit=[3, SECOND]))
-    assert group.lease("a", 2, intervals=named(4, 6)) == [4, 6]
-    assert group.ask("b", 2, intervals=named(8, 9)).wait_until is not None
+    assert group.lease("a", 2, intervals=intervals_of([4, 6])) == [4, 6]
+    assert group.ask("b", 2, intervals=intervals_of([8, 9])).wait_until is not None
     group = Group(rules=limits(breaker_threshold=1))
     group.lease("a")
     group.settle(NACK, "a")
-    assert group.ask("b", 1, intervals=named(8)).breaker_stops
+    assert group.ask("b", 1, intervals=intervals_of([8])).breaker_stops
