@@ -202,7 +202,6 @@ class Trace(Record):
 
 
 def trace(context: QueueContext, sequence: int) -> Trace:
-    validate_count("sequence", sequence, least=0, most=MAX_SEQUENCE)
     return _trace(context, sequence, frozenset([sequence]), back=True, on=True)
 
 
