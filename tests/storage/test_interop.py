@@ -405,6 +405,7 @@ def test_a_broken_commit_names_itself_and_what_lies_before_it_goes_on(
     calls: list[Callable[[], object]] = [
         lambda: worker.group("w").lease("w"),
         worker.stats,
+        lambda: worker.group("late", start="latest").ensure(),
         lambda: again(queue),
         worker.sweep,
     ]
