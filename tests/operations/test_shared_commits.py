@@ -346,7 +346,7 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_que
     for _ in range(2):
         held.extend()  # so this handle seems to be alone
     theirs.release()
-    as_in_a_store(queue)
+    assert ledgers_of(as_in_a_store(queue)).delegates
     settled, acquired = group_ledger_of(queue.group()).committer.run([ack(held), Acquire("w", 1)])
     assert settled[0].settled == 1
     assert sum(r.message_count for r in acquired.ranges) == 1
