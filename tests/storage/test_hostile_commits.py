@@ -119,9 +119,9 @@ def test_a_hostile_name_in_leases_breaks_its_group_alone(delta_queue: Make, path
     for name in ("hurt", "well"):
         queue.group(name).ensure()
     ledgers = ledgers_of(queue)
-    version = ledgers.version() + 1
     add = {**add_of(path), "partitionValues": {"consumer_group": "hurt"}, "modificationTime": 1}
-    commit_file(ledgers.path, version).write_text(json.dumps({"add": add}))
+    add["tags"] = {"spark_mq.reached": "x"}
+    commit_file(ledgers.path, ledgers.version() + 1).write_text(json.dumps({"add": add}))
     fresh = again(queue)
     with pytest.raises(CorruptLog, match="ledger of group 'hurt' cannot be read") as caught:
         fresh.group("hurt").lease("w")
