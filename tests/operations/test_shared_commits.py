@@ -342,11 +342,11 @@ def test_without_a_look_a_lease_gets_what_another_process_has_released(delta_que
     queue = delta_queue()
     held, rival = leased(queue, "a", "b", count=1), again(queue)
     theirs = lease(rival, 1)
+    assert ledgers_of(as_in_a_store(queue)).delegates
     assert queue.group().stats().ready == 0, "the state that this handle knows"
     for _ in range(2):
         held.extend()  # so this handle seems to be alone
     theirs.release()
-    assert ledgers_of(as_in_a_store(queue)).delegates
     settled, acquired = group_ledger_of(queue.group()).committer.run([ack(held), Acquire("w", 1)])
     assert settled[0].settled == 1
     assert sum(r.message_count for r in acquired.ranges) == 1
