@@ -36,10 +36,12 @@ def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
 
 def test_without_an_order_an_extension_keeps_messages_behind_others_of_their_key() -> None:
     group = ordered(file_of(1, (0, 0, 3)), order="none")
-    first, second, _ = group.lease("a", 3)
+    first, _, third = group.lease("a", 3)
     group.settle(NACK, "a", [first])
-    outcome = group.extend("a", seqs=[second])
+    outcome = group.extend("a", 2 * TIMEOUT, [third])
     assert (outcome.settled, outcome.lost) == (1, [])
+    group.expire()
+    assert group.settle(ACK, "a", [third]).settled == 1
 
 
 def test_a_lease_of_a_file_with_its_lanes_in_turns_takes_no_more_than_it_may() -> None:
@@ -225,11 +227,12 @@ def test_an_extension_revives_nothing_behind_an_expired_message_and_keeps_its_co
     group.lease("a", 10)
     group.expire()
     before = group.ledger.range_at(0)
-    second, third = sequence(1, 1), sequence(1, 2)
-    outcome = group.extend("a", seqs=[second, third])
+    second, third, none = (sequence(1, row) for row in (1, 2, 3))
+    outcome = group.extend("a", seqs=[second, third, none])
     assert outcome.ranges == [(third, third)]
-    assert [(first, last) for first, last, _ in outcome.lost] == [(second, second)]
+    assert [(first, last) for first, last, _ in outcome.lost] == [(second, second), (none, none)]
     assert rows_of(group, "a") == [(1, 2)]
+    assert [r.first for name, r in group.ledger.events if name == "extended"] == [third]
     (waiting,) = [r for r in group.ledger if r.state == "available"]
     assert waiting == before._replace(last=second, message_count=2)
 

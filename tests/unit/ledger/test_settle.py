@@ -33,14 +33,15 @@ def test_backoff_grows_as_the_policy_says_up_to_its_cap(retry, waits):
 
 
 def test_a_nack_of_the_last_attempt_is_death():
-    group = Group(messages=1, rules=limits(max_delivery_attempts=2))
-    for lease_id in "ab":
-        assert group.lease(lease_id) == [0]
-        group.settle(NACK, lease_id, [0], delay=0, error=f"failed in {lease_id}")
+    group = Group(messages=2, rules=limits(max_delivery_attempts=3))
+    for lease_id, held in [("a", [0]), ("b", [0, 1]), ("c", [0])]:
+        assert group.lease(lease_id, len(held)) == held
+        group.settle(NACK, lease_id, held, delay=0, error=f"failed in {lease_id}")
     dead = group.at(0)
     assert dead == having(
-        state=DEAD, reason="max_delivery_attempts", error="failed in b", failure_count=2
+        state=DEAD, reason="max_delivery_attempts", error="failed in c", failure_count=3
     )
+    assert group.at(1) == having(state=AVAILABLE, failure_count=1)
 
 
 HOUR = 3600 * SECOND
