@@ -8,12 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.handles import again
-from support.ledger_group import SECOND, Group, limits
+from support.ledger_group import SECOND, TIMEOUT, Group, limits
 from support.tables import ledgers_of, messages_of
 
 from spark_mq import Message, Queue
-from spark_mq.errors import InvalidOption, LeaseLost
+from spark_mq.errors import InvalidOption
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes
 from spark_mq.ledger.ranges import AVAILABLE, Ledger
 from spark_mq.testing import ManualClock, memory_queue
@@ -108,8 +107,10 @@ def test_delayed_messages_of_a_file_are_one_range_until_one_is_due(
     lease.ack()
     (waiting,) = [r for r in ledger(queue) if r.state == AVAILABLE]
     assert waiting.message_count == 50
-    clock.advance(62)
-    assert values(queue, 100) == ["d0", "d1", "d2"]
+    clock.advance(60)
+    assert values(queue) == ["d0"]
+    clock.advance(2)
+    assert values(queue) == ["d1", "d2"]
     assert sum(r.state == AVAILABLE for r in ledger(queue)) == 1
 
 
@@ -169,14 +170,15 @@ def test_the_sweep_settles_what_expired_unread_and_sets_aside_what_is_delayed(
     queue: Queue, clock: ManualClock
 ) -> None:
     early, late = {"expires_at": "5s"}, {"deliver_at": "60s"}
-    queue.publish([Message("gone", **early), Message("later", **late)])
-    queue.publish([Message("gone too", **early), Message("now"), Message("last", **late)])
-    queue.group().ensure()
+    gone = Message("gone", **early)
+    queue.publish([Message("first"), gone, gone, Message("later", **late)])
+    queue.publish([gone, Message("now"), Message("last", **late)])
+    assert values(queue, 1, auto_ack=True) == ["first"]
     clock.advance(6)
     queue.sweep()
     found = ledger(queue)
     assert [(r.state, r.message_count) for r in found] == [(AVAILABLE, 1), ("settled", 1)]
-    assert found.head.counters["expired"] == 2
+    assert found.head.counters["expired"] == 3
     revision = found.head.revision
     queue.sweep()
     assert ledger(queue).head.revision == revision
@@ -248,37 +250,29 @@ def test_a_late_ack_of_the_last_attempt_counts_although_the_message_has_expired(
     assert lease.ack([sequence]).settled == 1
 
 
-@pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend"])
-def test_an_expired_message_of_a_late_lease_is_dead_and_no_settle_counts(
-    burying: Queue, clock: ManualClock, verb: str
+@pytest.mark.parametrize(
+    ("late", "expires", "noticed", "ends"),
+    [(0, 5, 0, "SSSSSU"), (1, 61, 0, "SSSSSU"), (1, 5, 0, "SDDDSU"), (1, 5, 1, "SDDDSU")],
+)
+def test_a_settle_takes_what_has_not_expired_of_a_late_lease(
+    late: int, expires: int, noticed: int, ends: str
 ) -> None:
-    burying.publish([Message("a", expires_at="5s")])
-    lease = burying.group().lease("w", visibility_timeout="5s")
-    clock.advance(6)
-    with pytest.raises(LeaseLost):
-        again(burying).group().extend(lease)
-    with pytest.raises(LeaseLost):
-        getattr(lease, verb)(sequences=[lease.messages[0].sequence])
-    burying.sweep()
-    (letter,) = burying.redrive(dry_run=True).table.to_pylist()
-    assert (letter["reason"], letter["delivery_count"]) == ("expired", 1)
-    assert letter["error"].endswith("expired")
-
-
-def test_a_late_lease_of_an_expired_message_counts_in_the_breaker_beside_another_settle(
-    burying: Queue, clock: ManualClock
-) -> None:
-    group = burying.group()
-    group.configure(breaker_threshold=1)
-    first, second = burying.publish([Message("a", expires_at="20s"), "b"]).sequences
-    group.lease("w", sequences=[first], visibility_timeout="5s")
-    clock.advance(6)
-    late = group.lease("w", sequences=[first], visibility_timeout="5s")
-    other = group.lease("w", sequences=[second])
-    clock.advance(20)
-    with pytest.raises(LeaseLost):
-        group.ack([late, other])
-    assert group.stats().breaker == "open"
+    some = DeliveryTimes.of([(1, None, None), (2, None, expires * SECOND)])
+    more = DeliveryTimes.of([(1, None, expires * SECOND), (2, None, None)])
+    files = [DataFile(0, 3, "a", 30, 0, some), DataFile(3, 3, "b", 30, 0, more)]
+    group = Group(6, limits(breaker_threshold=None), files, now=0)
+    group.lease("before", 5)
+    group.settle("nack", "before", [0, 1, 2, 3, 4], delay=0)
+    group.rules = limits(on_expired="dead_letter", breaker_threshold=1)
+    assert group.lease("a", 5) == [0, 1, 2, 3, 4]
+    group.now += TIMEOUT + late
+    if noticed:
+        group.expire_leases()
+    group.settle("ack", "a")
+    assert group.states() == ends
+    dead = [(r.message_count, r.reason, r.error) for r in group.ledger if r.state == "dead"]
+    assert dead == ends.count("DDD") * [(3, "expired", "lease a of worker of a expired")]
+    assert [name for name, _ in group.ledger.events].count("breaker_opened") == ("D" in ends)
 
 
 def test_an_expired_message_is_routed_by_the_sweep_and_comes_back_without_its_time(
