@@ -96,9 +96,11 @@ def test_the_first_in_line_commits_for_all_that_wait(
     handles = [again(queue) for _ in range(3)]
     calls = (partial(lease, handle, 4) for handle in handles)
     acked, *leases = waiting(queue, pool, held.ack, *calls)
-    holder.close()
-    assert acked.result(30).settled == 3
-    assert len({seq for leased in leases for seq in sequences(leased.result(30))}) == 12
+    once = instead(lambda real, given: len(requests(queue)) == 4 and real(given.self))
+    with rule_variant("LocalTurn._step_up", once):  # who is served needs no place in the line
+        holder.close()
+        assert acked.result(20).settled == 3
+        assert len({seq for leased in leases for seq in sequences(leased.result(20))}) == 12
     assert len(notes(queue)[before:]) == 1
     pauses = [ledgers_of(handle).backoff.pause for handle in (queue, *handles)]
     assert pauses == [0.0] * 4, "the line orders"
@@ -130,7 +132,6 @@ def test_the_request_of_a_dead_writer_is_not_run(queue: Queue) -> None:
     holder = holder_of(queue)
     turn = turn_of(queue, [["default", {"lease": {"worker_id": "dead", "max_messages": 5}}]])
     assert turn.wait(time.monotonic() - 1) is None
-    assert turn._file is not None
     turn._file.close()  # as the system does
     holder.close()
     assert len(requests(queue)) == 1
@@ -144,8 +145,7 @@ def test_a_frozen_holder_is_passed_once(queue: Queue, limits: Limits) -> None:
     limits(line_patience=0.2)
     frozen, started = holder_of(queue), time.monotonic()
     assert len(sequences(lease(again(queue), 5))) == 5
-    waited = time.monotonic() - started
-    assert 0.2 <= waited < 10
+    assert 0.2 <= time.monotonic() - started < 10
     limits(line_patience=MINUTE)
     assert len(sequences(lease(again(queue), 5))) == 5
     frozen.close()
