@@ -333,6 +333,7 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
             path = f"{queue.path}/{name}"
             if Path(path).exists():
                 rows = DeltaTable(path).to_pyarrow_table().num_rows
+                assert sum(DeltaTable(path).get_add_actions()["num_records"].to_pylist()) == rows
                 TIDY[tidy](path, column)
                 assert DeltaTable(path).to_pyarrow_table().num_rows == rows
         for handle in (queue, worker, again(queue)):

@@ -44,3 +44,11 @@ def test_a_feed_leases_other_lanes_only_for_handlers_that_are_idle() -> None:
         chains.add(1, task)
     demand = Demand(8, 1.0, may_prefetch=False)
     assert demand.wanted(4, 4, chains) == 2, "one handler has the lane, one a task without a lane"
+
+
+def test_a_feed_leases_ahead_for_a_second_of_its_handlers() -> None:
+    demand = Demand(100, 1.0, may_prefetch=True)
+    for seconds in (0.05, 0.1):
+        demand.note_end(seconds, failed=False)
+    held = (0, 36, 37)
+    assert [demand.wanted(4, count, LaneChains()) for count in held] == [71, 35, 0]
