@@ -101,6 +101,7 @@ def test_the_tag_and_the_file_have_the_same_rows(ranges: list[Range], events: li
     rows = rows_in_tag(file)
     assert rows is not None
     assert len(rows) == encoded.rows
+    assert encoded.tag.count('"settled",1]') == sum(r.state == "settled" for r in ranges)
     in_file = pq.read_table(pa.BufferReader(encoded.data))
     columns = [name for name in LEASES_SCHEMA.names if name != "consumer_group"]
     assert to_arrow(rows.rows(), LEASES_SCHEMA).select(columns) == in_file
