@@ -120,12 +120,15 @@ def test_routing_nothing_makes_no_commit(queue: Queue) -> None:
     assert group_ledger_of(queue.group()).current().head.revision == revision
 
 
-def test_many_dead_ranges_are_routed_in_rounds(queue: Queue, limits: Limits) -> None:
-    limits(route_ranges=2)
-    receipt = queue.publish([str(n) for n in range(10)])
-    lease(queue).reject(list(receipt.sequences)[::2])
-    assert queue.sweep().routed == 5
-    assert dead_values(queue) == [b"0", b"2", b"4", b"6", b"8"]
+@pytest.mark.parametrize("limit", [{"route_ranges": 2}, {"route_messages": 2}])
+def test_many_dead_messages_are_routed_in_rounds(
+    queue: Queue, limits: Limits, limit: dict[str, float]
+) -> None:
+    limits(**limit)
+    receipt = queue.publish([str(n) for n in range(9)])
+    lease(queue).reject([receipt.sequences[n] for n in (0, 1, 2, 4, 6, 8)])
+    assert queue.sweep().routed == 6
+    assert dead_values(queue) == [b"0", b"1", b"2", b"4", b"6", b"8"]
 
 
 def test_unreadable_messages_arrive_all_the_same(queue: Queue, limits: Limits) -> None:

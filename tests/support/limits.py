@@ -75,6 +75,7 @@ PLACES = {
     "replay_patience": "worker.shadow_group.PATIENCE_SECONDS",
     "replay_rows": "worker.shadow_replay.ROWS",
     "replay_shapes": "worker.replay_report.MAX_SHAPES",
+    "route_messages": "maintenance.dead_letters.ROUTE_MESSAGES",
     "route_ranges": "maintenance.dead_letters.ROUTE_RANGES",
     "row_group_rows": "parquet.writer.ROW_GROUP_ROWS",
     "schedule_bytes": "maintenance.sweep.MAX_BYTES",

@@ -179,6 +179,10 @@ def test_a_higher_priority_comes_first_and_fills_up_with_lower_ones() -> None:
     assert rows_of(group, "a") == [(2, 0)]
     group.lease("b", 3)
     assert rows_of(group, "b") == [(1, 0), (1, 1), (3, 0)]
+    group.settle(NACK, "b", delay=0)
+    group.settle(RELEASE, "a")
+    group.lease("c", 3)
+    assert rows_of(group, "c") == [(2, 0)], "what failed together is not leased with others"
 
 
 def test_a_lease_takes_no_lower_priority_while_a_higher_one_is_due_in_other_lanes() -> None:
