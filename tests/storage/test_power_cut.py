@@ -299,6 +299,16 @@ def test_a_commit_whose_folder_cannot_be_synced_is_not_reported_as_durable(run: 
     assert left_of(run).stats()["published"] == 0
 
 
+def test_the_file_of_a_ledger_stays_if_its_commit_may_have_landed(run: Run) -> None:
+    with recorded(run) as disk:
+        queue = Queue.create(run.root / "q")
+        fail_syncs(disk, "leases/_delta_log", 100)
+        with pytest.raises(errors.StorageError, match="it is unknown if"):
+            queue.group().ensure()
+        table = DeltaTable(str(run.root / "q" / "leases")).to_pyarrow_table()
+    assert table["state"].to_pylist() == ["header"]
+
+
 def test_a_table_whose_folder_cannot_be_synced_is_not_reported_as_created(run: Run) -> None:
     with recorded(run) as disk:
         fail_syncs(disk, "leases/_delta_log", 100)
