@@ -122,7 +122,11 @@ def test_the_summary_and_the_log_count_what_the_handler_settles_itself(
 @MODES
 @pytest.mark.parametrize("lost", [[0], [1], [0, 2], [0, 1, 2]])
 def test_acked_first_a_handler_gets_what_its_lease_still_has(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, mode: str, lost: list[int]
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+    lost: list[int],
 ) -> None:
     """What another worker may have is not delivered twice, and the rest not lost."""
     group, sequences = queue.group().ensure(), queue.publish(["a", "b", "c"]).sequences
@@ -144,6 +148,7 @@ def test_acked_first_a_handler_gets_what_its_lease_still_has(
     assert all(calls), "no lease without messages"
     assert summary.acked == 3
     assert counts(queue) == {"acked": 3}
+    assert "some leases lost messages, which are redelivered" in caplog.text
 
 
 @pytest.mark.parametrize("form", [list, pa.Table.from_pylist], ids=["list", "table"])
