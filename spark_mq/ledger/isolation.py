@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from spark_mq.ledger.intervals import Interval
 from spark_mq.ledger.ranges import AVAILABLE, LEASED, Condition, Ledger, Range, of_process
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.sink_writes import WRITTEN
 from spark_mq.ledger.states import UNSETTLED
 from spark_mq.ledger.stream_batch import names_batch
 
@@ -187,8 +188,7 @@ class DueRanges:
         self._rows = {kind: self._only_named(rows) for kind, rows in by_kind.items()}
         self.count = sum(len(rows) for rows in self._rows.values())
         # Whether the sink may have some of the messages.
-        written = ("sink_writes", "is set", None)
-        self.written = sink and ledger.minimum("first", (AVAILABLE,), written) is not None
+        self.written = sink and ledger.minimum("first", (AVAILABLE,), WRITTEN) is not None
 
     def _only_named(self, rows: list[int]) -> list[int]:
         named = self._named
@@ -249,7 +249,7 @@ class DueRanges:
         of_kind = self._rows_of_kind(head, available)
         if not self.written:
             return of_kind
-        writes = self.ledger.values_at("sink_writes", of_kind)  # that of the head first
+        writes = self.ledger.values_at("sink_writes", of_kind)  # the head is the first of them
         return [row for row, same in zip(of_kind, writes, strict=True) if same == writes[0]]
 
     def reads_after(self, head: Head) -> bool:

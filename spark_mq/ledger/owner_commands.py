@@ -38,6 +38,7 @@ from spark_mq.ledger.ranges import (
 )
 from spark_mq.ledger.schedule import settle_expired_unread
 from spark_mq.ledger.settings import GroupSettings
+from spark_mq.ledger.sink_writes import WRITTEN
 from spark_mq.ledger.states import CHANGEABLE, UNSETTLED
 from spark_mq.ledger.transitions import counted_from_zero, expire_leases
 from spark_mq.util.clock import to_micros
@@ -138,14 +139,14 @@ class Configure(Command[GroupSettings]):
 
 def _without_writes(ledger: Ledger) -> Ledger:
     editor = LedgerEditor(ledger)
-    for r in editor.remove(ledger.find(UNSETTLED, ("sink_writes", "is set", None))):
+    for r in editor.remove(ledger.find(UNSETTLED, WRITTEN)):
         editor.add(r._replace(sink_writes=None), r)
     return editor.build()
 
 
 def _check_no_open_writes(ledger: Ledger, rules: GroupSettings) -> None:
     """Raise InvalidOption for messages that the sink may have, because another one has not."""
-    if messages := ledger.count(UNSETTLED, ("sink_writes", "is set", None)):
+    if messages := ledger.count(UNSETTLED, WRITTEN):
         raise InvalidOption(
             f"the sink cannot change: {messages} unsettled messages may be in {rules.sink}. Let "
             "the workers of the group settle them, without new messages meanwhile",

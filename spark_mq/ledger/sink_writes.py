@@ -11,10 +11,13 @@ is of the write that the message names, or that one is not there: a later write 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from spark_mq.ledger.ranges import Ledger, Range
+from spark_mq.ledger.ranges import Condition, Ledger, Range
 from spark_mq.ledger.states import UNSETTLED
+
+WRITTEN: Final[Condition] = ("sink_writes", "is set", None)
+"""True for messages that the sink may have."""
 
 
 class SinkWrite(NamedTuple):
