@@ -332,8 +332,9 @@ def test_each_table_may_be_tidied_by_another_engine_after_each_operation(
         for name, column in TABLES.items():
             path = f"{queue.path}/{name}"
             if Path(path).exists():
-                rows = DeltaTable(path).to_pyarrow_table().num_rows
-                assert sum(DeltaTable(path).get_add_actions()["num_records"].to_pylist()) == rows
+                table = DeltaTable(path)
+                rows = table.to_pyarrow_table().num_rows
+                assert sum(table.get_add_actions()["num_records"].to_pylist()) == rows
                 TIDY[tidy](path, column)
                 assert DeltaTable(path).to_pyarrow_table().num_rows == rows
         for handle in (queue, worker, again(queue)):
