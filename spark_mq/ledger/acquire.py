@@ -340,7 +340,7 @@ def _select(
     selector = LaneSelector(split, index, now, rules, request, budget=budget, cutoff=cutoff)
     if budget.messages < 1:
         if not selector.has_due():
-            return ledger, Grant()
+            return ledger, selector.nothing(blocked)
         return ledger, Grant((), MAX_IN_FLIGHT, blocked_for_now=True)
     selected = None
     if trials and request.intervals is None:

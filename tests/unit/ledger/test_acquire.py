@@ -120,6 +120,16 @@ def test_a_message_that_is_larger_than_the_limit_is_leased_alone():
     assert group.ask("d", 100).blocked_because == "max_in_flight_bytes"
 
 
+def test_a_blocked_message_is_the_reason_although_the_cap_is_reached():
+    group = Group(rules=limits(max_in_flight=1, max_delivery_attempts=1, on_max_deliveries="block"))
+    assert group.lease("a", 1, intervals=intervals_of([1])) == [1]
+    group.settle(NACK, "a")
+    assert group.lease("b") == [0]
+    grant = group.ask("c")
+    assert grant.blocked_because.startswith("message 1 is past its limit")
+    assert not grant.blocked_for_now, "an ack of message 0 would not help"
+
+
 # -- named messages
 
 
