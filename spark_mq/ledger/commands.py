@@ -71,11 +71,10 @@ class FileProblems:
         for r in ranges:
             if r.last <= seen_to:
                 continue  # another range of the same file
-            for path, first in index.paths_in(max(r.first, seen_to + 1), r.last):
+            for path, first in index.paths_in(r.first, r.last):
                 if not self.knows(path):
                     unsure[path] = index.file_at(first)
-            if len(ranges) > 1:
-                seen_to = index.end_of_file(r.last)
+            seen_to = index.end_of_file(r.last)
         return list(unsure.values())
 
     def knows(self, path: str) -> bool:

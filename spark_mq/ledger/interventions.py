@@ -264,9 +264,8 @@ class SettleRouted(_Transfer):
         editor = LedgerEditor(view.ledger)
         frozen = editor.remove(_frozen(view.ledger, self.transfer_id))
         messages = editor.replace(frozen, Range.as_settled, self.event)
-        detail = self.detail or None
         return counted_change(
-            self.event, editor.build(), messages, lease_id=self.transfer_id, detail=detail
+            self.event, editor.build(), messages, lease_id=self.transfer_id, detail=self.detail
         )
 
 

@@ -47,7 +47,7 @@ class FileSlice:
 
     def part(self, start: int, rows: int) -> FileSlice:
         """Return some rows of the slice. `start` counts from its first row."""
-        size = self.size * rows // max(1, self.rows)
+        size = self.size * rows // self.rows
         return replace(
             self, offset=self.offset + start, rows=rows, first=self.first + start, size=size
         )
@@ -155,10 +155,8 @@ class MessageIndex:
 
     def count(self, first: int, last: int) -> int:
         located = self.files.locate(first)
-        if located is not None and first <= last <= located[0].last_at(located[1]):
-            return last - first + 1
-        if last < first:
-            return 0
+        if located is not None and last <= located[0].last_at(located[1]):
+            return max(0, last - first + 1)
         return max(0, self.files.messages_up_to(last) - self.files.messages_up_to(first - 1))
 
     def nth_from(self, first: int, count: int) -> int:
