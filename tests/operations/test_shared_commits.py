@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import Injected
-from support.handles import again, lease, leased, once, until
+from support.handles import again, lease, leased, notes, once, until
 from support.limits import Limits
 from support.queues import Make
 from support.rule_variants import first, instead, rule_variant
@@ -173,6 +173,7 @@ def test_no_settle_expires_a_lease_that_its_commit_extends(make: Make, clock: An
     assert results_of(calls) == [None, SettleResult(1), SettleResult(1)]
     stats = queue.group().stats()
     assert (stats.leased, stats.dead) == (1, 0)
+    assert notes(queue)[-1]["messages"] == 1
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

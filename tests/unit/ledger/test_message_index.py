@@ -110,8 +110,10 @@ def test_no_file_is_taken_for_one_before_the_first():
 @pytest.mark.parametrize("firsts", [[0], [2], [5, 4]])
 def test_files_out_of_order_are_refused(firsts):
     index = MessageIndex([DataFile(0, 3, "a", 1, 1)], 0)
-    with pytest.raises(ValueError, match="out of order"):
-        index.extended([DataFile(first, 1, "b", 1, 1) for first in firsts], 1)
+    more = [DataFile(first, 1, "b", 1, 1) for first in firsts]
+    for make, files in ((index.extended, more), (MessageIndex, [*index.files, *more])):
+        with pytest.raises(ValueError, match="out of order"):
+            make(files, 1)
 
 
 def test_commits_without_messages_move_the_version_and_it_never_steps_back():
@@ -203,12 +205,14 @@ def test_an_index_never_changes_and_a_longer_one_shares_most_of_it(
     texts = [encode_slots(4, [(layout.number(at % 3, at % 4), 2)]) for at in range(total)]
     times = DeliveryTimes.of([(1, 7, None), (1, None, 9)])
     files = [
-        DataFile(sequence(at, 0), 2, f"f{at}", at, at, times if at % 5 == 0 else None, texts[at])
+        DataFile(sequence(at, 0), 2, f"f{at}", at, at, times if at % 5 == 0 else None, texts[at],
+                 replaces=encode_replaced([sequence(at - 1, 1)]) if at else "")
         for at in range(total)
-    ]
+    ]  # fmt: skip
     indexes, end = [MessageIndex(lanes=4)], 0
     for count in counts:
         indexes.append(indexes[-1].extended(files[end : end + count], end + count))
+        indexes[-1].replaced_after(-1)  # the next index joins what it replaces with this
         end += count
     ends = [0, *accumulate(counts)]
     for at in data.draw(st.permutations(range(len(indexes)))):
@@ -218,16 +222,13 @@ def test_an_index_never_changes_and_a_longer_one_shares_most_of_it(
         start = sum(map(len, index.files.parts[:1]))
         rest = index.files.columns(start, len(known) - 1)
         assert [rest.file(place) for place in range(len(rest))] == known[start:-1]
-        assert [file.first for file in index.timed_files(0)] == [f.first for f in known[::5]]
-        assert [index.files.find(f.path) for f in files[:: max(1, total // 9)]] == [
-            place if place < len(known) else None for place in range(0, total, max(1, total // 9))
-        ]
+        timed = [f for f in known if index.has_times(f.first, f.last)]
+        assert timed == index.timed_files(0) == known[::5]
+        assert index.replaced_after(-1) == {f.first: [(f.last, f.last)] for f in known[:-1]}
         runs = list(index.slot_runs(0, 1 << 62))
         assert [run[0] for run in runs] == [decode_slots(f.slots).numbers[0] for f in known]
         whole = sum({1 << run[0] for run in runs})
         assert index.slots_in(0, index.last_sequence) == whole or not known
-    sizes = [len(part) for part in indexes[-1].files.parts]
-    assert len(sizes) <= 2 + total.bit_length()
 
 
 @pytest.mark.parametrize("asked_at", [{0, 1, 900, 1_500, 2_999}, {2_999}])
@@ -284,13 +285,11 @@ def test_what_later_files_replace_is_found_by_file() -> None:
     assert index.replaced_after(-1) == index.replaced_after(first + 2) == found
     assert not index.replaced_after(first + 3)
     more = DataFile(third, 1, "c", 1, 0, replaces=encode_replaced([first + 2, second]))
-    before, index = index, index.extended([more], 3)
+    index = index.extended([more], 3)
     assert index.replaced_after(-1) == {
         first: [(first + 1, first + 3)],
         second: [(second, second)],
     }
-    assert before.replaced_after(-1) == found
-    assert list(index.files)[2] == more
     assert index.without_settled(sequence(1, 9)).replaced_after(-1) == {second: [(second, second)]}
 
 
@@ -306,6 +305,7 @@ def test_files_for_one_group_are_known_to_the_others() -> None:
     assert list(index.files) == files
     assert index.for_others(0, four, "mail") == [(three, three + 2)]
     assert index.for_others(two + 1, three, "audit") == [(two + 1, two + 1), (three, three)]
+    assert index.for_others(three + 2, four, "audit") == [(three + 2, three + 2)]
     assert index.for_others(four, four, "audit") == []
     assert index.is_addressed_after(three + 1)
     assert not index.is_addressed_after(three + 2)

@@ -134,11 +134,13 @@ def test_a_file_that_begins_after_a_range_is_not_in_it() -> None:
 
 def test_a_smaller_index_keeps_the_slots_of_its_files() -> None:
     first, second = file_of(1, (5, 0, 1), (0, 2, 2)), file_of(2, (0, 1, 2), (0, 3, 2))
-    index = MessageIndex([first, second], 2, lanes=LANES)
+    plain = DataFile(second.last + 1, 2, "a", 20, 0)
+    index = MessageIndex([first, second, plain], 2, lanes=LANES)
+    assert [index.priorities_after(first.last - n) for n in (1, 0)] == [1 << 5 | 1, 1]
     kept = index.without_settled(first.last)
-    assert list(kept.files) == [second]
+    assert list(kept.files) == [second, plain]
     assert kept.layout == SlotLayout(LANES)
     assert kept.priorities_after(-1) == 1
-    assert [number for number, *_ in kept.slot_runs(0, second.last)] == [
-        LAYOUT.number(0, 1), LAYOUT.number(0, 3),
+    assert [number for number, *_ in kept.slot_runs(0, plain.last)] == [
+        LAYOUT.number(0, 1), LAYOUT.number(0, 3), LAYOUT.number(0, None),
     ]  # fmt: skip
