@@ -17,7 +17,7 @@ from support.byte_store import Injected
 from support.handles import again, lease, leased, notes, once, until
 from support.limits import Limits
 from support.queues import Make
-from support.rule_variants import first, instead, rule_variant
+from support.rule_variants import first, instead, rule_variant, then
 from support.steps import Step
 from support.tables import (
     as_in_a_store,
@@ -417,14 +417,16 @@ def test_a_lease_that_comes_with_a_failed_settle_is_released(queue: Queue) -> No
             raise StorageError("the index", path="messages", landed=False)
         return right(**vars(a))
 
-    counts: list[int] = []
+    counts, pauses = list[int](), list[float]()
 
     def handle(taken: Lease) -> None:
         counts.extend(m.delivery_count for m in taken.messages)
 
-    with rule_variant("settle_all", instead(settle_all)):
+    pausing = rule_variant("outage_pause", then(lambda pause, _: pauses.append(pause) or 0.0))
+    with pausing, rule_variant("settle_all", instead(settle_all)):
         assert queue.group().work(handle, mode="batch", until="empty").settled == 2
     assert counts == [1, 1], "neither delivery is counted twice"
+    assert pauses == [0.05, 0.1]
     # The one in hand stays, and the next is released.
     assert [(r.state, r.delivery_count) for r in during[0]] == [("leased", 1), ("available", 0)]
 
@@ -456,16 +458,26 @@ def test_a_lease_that_fails_beside_a_settle_is_asked_for_again(
     assert operations(queue, before) == ["lease", "ack", "lease", "ack"]
 
 
-@pytest.mark.parametrize(("mode", "threads"), [("batch", 2), ("batch", 1), ("message", 1)])
-def test_the_ack_of_a_lease_leases_for_an_idle_thread(
-    queue: Queue, mode: str, threads: int
+BESIDE, APART = ["lease", "ack+lease", "ack"], ["lease", "ack"] * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "ack", "threads", "texts", "done"),
+    [
+        ("batch", "on_receive", 2, "ab", BESIDE),
+        ("batch", "on_receive", 1, "abc", APART),
+        ("message", "on_receive", 1, "abc", APART),
+        ("message", "on_success", 1, "ab", BESIDE),
+    ],
+)
+def test_an_ack_leases_for_a_handler_that_is_idle(
+    queue: Queue, *, mode: str, ack: str, threads: int, texts: str, done: list[str]
 ) -> None:
-    before, all_together = stocked(queue, "a", "b"), threading.Barrier(threads, timeout=60)
+    before, all_together = stocked(queue, *texts), threading.Barrier(threads, timeout=60)
 
     def handle(_: object) -> None:
         all_together.wait()
 
-    options = {"mode": mode, "threads": threads, "ack": "on_receive", "until": "empty"}
-    assert queue.group().work(handle, **options).settled == 2
-    first_ack = ["ack+lease"] if threads > 1 else ["ack", "lease"]
-    assert operations(queue, before) == ["lease", *first_ack, "ack"]
+    options = {"mode": mode, "threads": threads, "ack": ack, "until": "empty"}
+    assert queue.group().work(handle, **options).settled == len(texts)
+    assert operations(queue, before) == done
