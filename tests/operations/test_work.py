@@ -21,6 +21,7 @@ from support.clocks import SECOND
 from support.handles import lease, trim, until
 from support.having import having
 from support.queues import Make
+from support.rule_variants import first, rule_variant, then
 from support.tables import context_of, group_ledger_of, on_commands
 from support.working import counts, events, fail, working
 
@@ -243,16 +244,19 @@ def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
     """So that it doesn't grow, although it runs for months."""
     queue.publish([str(number) for number in range(20)])
     leases = list[weakref.ref[Lease]]()
-    alive = list[bool]()
+    alive, extended = list[bool](), set[str]()
 
     def handle(lease: Lease) -> None:
         leases.append(weakref.ref(lease))
+        extended.add(lease.lease_id)
         if len(leases) == 20:
             gc.collect()
             alive.extend(ref() is not None for ref in leases)
 
-    drain(queue, handle, max_messages=1)
+    with rule_variant("KeepAlive.remove", first(lambda a: extended.discard(a.lease_id))):
+        drain(queue, handle, max_messages=1, poll_interval="1h")
     assert 1 <= sum(alive) <= 5
+    assert not extended
 
 
 LATE = {
@@ -333,7 +337,7 @@ def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.publish(["a"])
-    failures = [OSError("reset")]
+    failures, pauses = [OSError("reset")] * 2, list[float]()
 
     def take(run: Callable[[], Any], _: object) -> Any:
         if failures:
@@ -341,8 +345,9 @@ def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(
         return run()
 
     on_commands(monkeypatch, take)
-    assert drain(queue, lambda _: None, poll_interval="10ms").settled == 1
-    assert not failures
+    with rule_variant("outage_pause", then(lambda pause, _: pauses.append(pause) or 0.0)):
+        assert drain(queue, lambda _: None).settled == 1
+    assert pauses == [0.05, 0.1]
 
 
 def test_a_blocked_group_is_waited_out(make: Make) -> None:
