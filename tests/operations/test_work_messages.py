@@ -47,11 +47,11 @@ def test_messages_are_leased_and_settled_together(queue: Queue, threads: int) ->
     queue.publish([str(n) for n in range(400)])
     before = ledgers_of(queue).version()
     waits, pause = list[object](), Event()
-    options: dict[str, Any] = {"threads": threads, "max_messages": 200, "settle_linger": "1h"}
+    options: dict[str, Any] = {"max_messages": 200, "settle_linger": "1h", "poll_interval": "1h"}
     with rule_variant("OpenTasks.wait", first(waits.append)):
-        summary = drain(queue, lambda _: pause.wait(0.001), **options)
+        summary = drain(queue, lambda _: pause.wait(0.001), threads=threads, **options)
     assert summary.acked == 400
-    assert len(waits) <= 40, "it looks at the first one and at those to settle"
+    assert 0 < len(waits) <= 40, "it looks at the first one and at those to settle"
     assert ledgers_of(queue).version() - before < 100, "with leases of one these are 400 or more"
 
 
@@ -545,6 +545,7 @@ def test_max_lease_duration_ends_no_handler_during_an_outage(
     queue.publish(["quick", "slow"])
     failed, passed, settled, restored = Event(), Event(), Event(), Event()
     group, seen, limit = again(queue).group(), list[int](), timedelta(seconds=1)
+    limits = list[int | None]()
 
     def settle_or_look(run: Callable[[], Any], commands: Sequence[Any]) -> Any:
         settles = isinstance(commands[0], Settle)
@@ -572,8 +573,11 @@ def test_max_lease_duration_ends_no_handler_during_an_outage(
                 clock.advance("31m")
             passed.set()
 
-    assert drain(queue, handle, threads=2, settle_linger=0, max_lease_duration=limit).acked == 2
+    options: dict[str, Any] = {"settle_linger": 0, "max_lease_duration": limit}
+    with rule_variant("KeepAlive.set_limit", first(lambda a: limits.append(a.limit))):
+        assert drain(queue, handle, threads=2, **options).acked == 2
     assert seen == ([1, 2] if is_over else [1])
+    assert limits[-2:] == [None, 1_000_000]
 
 
 async def _ack(message: ReceivedMessage) -> None:

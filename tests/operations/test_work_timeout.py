@@ -98,7 +98,8 @@ def test_a_coroutine_is_cancelled(queue: Queue) -> None:
 
     summary = work(queue, handle, concurrency=1)
     assert (summary.acked, summary.nacked, cancelled) == (10, 1, [slow])
-    until(lambda: "spark_mq time limit" not in {thread.name for thread in threading.enumerate()})
+    ended = {"spark_mq time limit", "spark_mq keep-alive"}
+    until(lambda: ended.isdisjoint(thread.name for thread in threading.enumerate()))
     assert "exceeded its time limit" in str(trace(queue, slow)[1][1])
 
 
