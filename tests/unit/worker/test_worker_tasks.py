@@ -42,8 +42,10 @@ def test_a_feed_leases_other_lanes_only_for_handlers_that_are_idle() -> None:
     chains: Any = LaneChains()
     for task in ("a", "b", "c"):
         chains.add(1, task)
-    demand = Demand(8, 1.0, may_prefetch=False)
+    demand = Demand(8, 60.0, may_prefetch=False)
     assert demand.wanted(4, 4, chains) == 2, "one handler has the lane, one a task without a lane"
+    demand.note_try(leased=False)
+    assert demand.wanted(4, 4, chains) == 0, "they are looked for again after the poll"
 
 
 def test_a_feed_leases_ahead_for_a_second_of_its_handlers() -> None:
