@@ -23,6 +23,7 @@ def test_a_failed_handlers_messages_are_acked(
     assert "boom" in caplog.text, "the error is in the log"
     despite = "2 messages acked despite the error: 2 dropped" in caplog.text
     assert despite == (mode == "batch")
+    assert caplog.text.count("despite the error") == 1, "the others are counted"
 
 
 def test_verdicts_go_before_and_a_returned_failure_is_acked(queue: Queue) -> None:

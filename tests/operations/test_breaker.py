@@ -21,15 +21,16 @@ def numbers(queue: Queue, count: int = 100) -> None:
     queue.publish([str(n) for n in range(count)])
 
 
+@pytest.mark.parametrize(("mode", "ended"), [("batch", 100), ("message", 5)])
 @pytest.mark.parametrize("on_error", ["reject", "ack"])
 def test_on_error_reject_and_ack_end_the_leases_that_open_the_breaker(
-    queue: Queue, on_error: str
+    queue: Queue, on_error: str, mode: str, ended: int
 ) -> None:
     """A nack retries them. These end them at once, so a bug costs five whole leases."""
     numbers(queue, 200)
-    drain(queue, fail, mode="batch", on_error=on_error, max_messages=20)
+    drain(queue, fail, mode=mode, on_error=on_error, max_messages=20)
     stats = queue.group().stats()
-    assert (stats.breaker, stats.unread, stats.dead + stats.acked) == ("open", 100, 100)
+    assert (stats.breaker, stats.unread, stats.dead + stats.acked) == ("open", 200 - ended, ended)
 
 
 # -- logs

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.handles import Killed
-from support.rule_variants import instead, rule_variant
+from support.rule_variants import first, instead, rule_variant
 from support.tables import as_in_a_store
 
 from spark_mq import Queue
@@ -22,15 +22,17 @@ def test_who_waits_looks_twice_a_second_and_each_two_seconds_over_a_store(
 ) -> None:
     queue = Queue.create(tmp_path / "queue", durable=False)
     queue = as_in_a_store(queue) if in_a_store else queue
-    polls = list[float]()
+    waits = list[float]()
 
     def wait(_: Any, asked: Any) -> None:
-        polls.append(asked.poll)
+        waits.append(asked.poll)
         raise Killed
 
     with rule_variant("wait_for_lease", instead(wait)), pytest.raises(Killed):
         queue.group().lease("w", wait="1m")
-    assert polls == [seconds]
+    with rule_variant("OpenTasks.__init__", first(lambda a: waits.append(a.linger))):
+        queue.group().work(lambda _: None, mode="message", until="empty")
+    assert waits == [seconds, 0.1], "that of a finished message for others is 100 ms"
 
 
 def documented() -> dict[str, list[str]]:

@@ -105,16 +105,18 @@ def test_retries_that_succeed_write_no_warning(
     assert sum(r.exc_info is not None for r in caplog.records) == 2, "two kinds of errors"
 
 
-def test_an_error_after_the_handlers_own_ack_is_a_warning(
-    queue: Queue, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("ack", ["on_success", "on_receive"])
+def test_an_error_after_the_ack_is_a_warning(
+    queue: Queue, caplog: pytest.LogCaptureFixture, ack: str
 ) -> None:
     queue.publish(["a"])
 
     def ack_and_fail(lease: Lease) -> None:
-        lease.ack()
+        if ack == "on_success":
+            lease.ack()
         raise ValueError("after the ack")
 
-    queue.group().work(ack_and_fail, mode="batch", until="empty")
+    queue.group().work(ack_and_fail, mode="batch", ack=ack, until="empty")
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "failed with no unsettled message" in warning.getMessage()
     assert warning.exc_info is not None
