@@ -231,6 +231,8 @@ def test_the_files_of_the_archive_are_put_together(
     queue = released(delta_queue(), 12, archived_each=True)
     limits(history_files=3, archive_bytes=size)
     archive(queue)
+    limits(archive_bytes=10**6, archive_file_bytes=1)
+    archive(queue)  # large files stay
     log = context_of(queue).history.log
     commits = [one.removes for one in log.commits(0, log.refresh().version) if one.removes]
     assert [len(removes) for removes in commits] == merges
