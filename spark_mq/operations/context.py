@@ -73,7 +73,7 @@ class QueueContext:
         self._reopen = reopen
         self._dead_letters: QueueContext | None = None
         self.sinks: dict[str, QueueContext] = {}  # of groups, by the id of their messages
-        self.committer = QueueCommitter(path, ledgers, lambda name: self.group(name, create=False))
+        self.committer = QueueCommitter(path, ledgers, self.group)
         self._committers: dict[str, GroupCommitter] = {}
         self._lock = threading.Lock()
 
@@ -93,7 +93,7 @@ class QueueContext:
     def settings(self) -> QueueSettings:
         """Return the settings as of the last look at ``messages/``."""
         text = self._messages.description
-        if text is not None and text != self._described:
+        if text != self._described:
             self._settings = QueueSettings.from_json(text, self.path) or self._settings
             self._described = text
         return self._settings
@@ -266,9 +266,8 @@ class GroupLedger:
         if ledger is None:
             ledger = Ledger(LedgerHeader(start_sequence=horizon, group=self.name))
         index, damage = self._index_for(needs, ledger, horizon)
-        settings, files = self.settings_in(snapshot), self.payloads.known
-        if checks is not None or settings.filter is not None:
-            files = (checks or self.payloads).problems(settings.filter)
+        settings = self.settings_in(snapshot)
+        files = (checks or self.payloads).problems(settings.filter)
         return View(
             ledger,
             settings,

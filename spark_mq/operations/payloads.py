@@ -163,18 +163,13 @@ class FileChecks:
         self._checks: dict[str, FileCheck] = {}
 
     def problems(self, wanted: Mapping[str, Any] | None = None) -> FileProblems:
-        known = self._payloads.readable
         checks = {path: check for path, check in self._checks.items() if check.wanted == wanted}
         if not checks:
             return self._payloads.problems(wanted)
         ended = {path: check for path, check in checks.items() if check.has_ended(0.0)}
-        matching = dict[str, RowRuns]()
-        for path in (path for path, check in ended.items() if check.readable):
-            known.add(path)
-            if (matches := ended[path].matches) is not None:
-                matching[path] = matches
+        matching = {path: c.matches for path, c in ended.items() if c.matches is not None}
         return FileProblems(
-            known,
+            self._payloads.readable,
             {path: check.reason for path, check in ended.items() if check.reason is not None},
             {path: check.error for path, check in ended.items() if check.error is not None},
             checks.keys() - ended.keys(),

@@ -175,13 +175,14 @@ def test_a_group_that_ceases_to_block_treats_what_blocked_as_it_now_wants(make: 
 def test_a_dropped_group_has_no_leases_and_holds_no_trim(make: Make, clock: ManualClock) -> None:
     queue = make(retention=0)
     queue.publish(["a"])
-    taken = lease(queue, 1, group="old")
+    old = queue.group("old")
+    taken = old.lease("w")
     lease(queue, 1, group="new").ack()
     clock.advance("1s")
     assert trim(queue) == 0
     again(queue).drop_group("old")
     assert queue.groups() == ["new"]
-    for call in (taken.ack, lambda: queue.drop_group("old")):
+    for call in (taken.ack, lambda: old.lease("w"), lambda: queue.drop_group("old")):
         with pytest.raises(GroupNotFound):
             call()
     assert trim(queue) == 1

@@ -467,6 +467,7 @@ def test_a_broken_dead_letter_queue_hides_nothing(delta_queue: Make, clock: Manu
         for sequence in (before, after):
             chain = again(queue).trace(sequence).chain()
             assert [trace.sequence for trace in chain] == [before, after]
+    assert not letters.exists()
 
 
 def test_a_copy_shows_its_redrive_as_an_event(queue: Queue, clock: ManualClock) -> None:

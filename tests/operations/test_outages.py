@@ -683,7 +683,9 @@ def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(queue: Queue) 
     assert queue.group().stats().dead == 1
 
 
-def test_delayed_messages_of_a_damaged_file_wait(queue: Queue, clock: ManualClock) -> None:
+def test_delayed_messages_of_a_damaged_file_wait(
+    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     queue.publish([Message("late", deliver_at="1h"), "now"])
     damage(queue)
     for dead, delayed in ((1, 1), (2, 0)):
@@ -691,6 +693,7 @@ def test_delayed_messages_of_a_damaged_file_wait(queue: Queue, clock: ManualCloc
         stats = queue.group().stats()
         assert (stats.dead, stats.delayed) == (dead, delayed)
         clock.advance("2h")
+    assert "messages 4294967296..4294967297 of" in caplog.text
 
 
 def test_few_commits_bury_all_messages_of_many_damaged_files(queue: Queue) -> None:
