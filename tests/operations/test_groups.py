@@ -182,7 +182,8 @@ def test_a_dropped_group_has_no_leases_and_holds_no_trim(make: Make, clock: Manu
     assert trim(queue) == 0
     again(queue).drop_group("old")
     assert queue.groups() == ["new"]
-    for call in (taken.ack, lambda: old.lease("w"), lambda: queue.drop_group("old")):
+    uses = (taken.ack, lambda: taken.ack([]), lambda: old.lease("w"))
+    for call in (*uses, lambda: queue.drop_group("old")):
         with pytest.raises(GroupNotFound):
             call()
     assert trim(queue) == 1
