@@ -80,6 +80,8 @@ def test_an_empty_list_repeats_a_number_as_others_do(queue: Queue) -> None:
     repeated = queue.publish([], on_duplicate="skip", **number)
     assert (repeated.duplicate, repeated.sequences) == (True, first.sequences)
     assert repeated.published == 0
+    older = queue.publish("b", producer_id="p", producer_sequence=0, on_duplicate="skip")
+    assert (older.duplicate, list(older.sequences)) == (True, [])
 
 
 def test_a_call_that_publishes_nothing_uses_no_number_up(queue: Queue) -> None:
