@@ -118,9 +118,8 @@ def test_a_lease_reads_no_file_that_an_earlier_one_has_filtered(
     assert opened, "for the values"
 
 
-@pytest.mark.parametrize("place", [as_in_a_store, lambda queue: queue])
-def test_a_lease_checks_each_file_once(make: Make, byte_store: ByteStore, place: Any) -> None:
-    queue = place(make())
+def test_over_a_store_each_file_is_checked_once(delta_queue: Make, byte_store: ByteStore) -> None:
+    queue = as_in_a_store(delta_queue())
     group = queue.group("g")
     group.configure(filter=EU)
     for _ in range(30):

@@ -72,7 +72,7 @@ def test_an_empty_list_publishes_nothing(queue: Queue, nothing: Any) -> None:
 
 
 def test_an_empty_list_repeats_a_number_as_others_do(queue: Queue) -> None:
-    number: dict[str, Any] = {"producer_id": "p", "producer_sequence": 1}
+    number: dict[str, Any] = {"producer_id": "p", "producer_sequence": 2**63 - 1}
     first = queue.publish(["a"], **number)
     with pytest.raises(DuplicatePublish) as caught:
         queue.publish([], **number)
