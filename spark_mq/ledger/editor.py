@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
@@ -39,8 +40,6 @@ END_REASONS: Final = {name: name for name in _OWN_NAMES} | {
 COUNTED: Final = ("leased", "replayed", "nacked", "rejected", "lease_expired", "released")
 """The events whose messages the header counts, for rates of deliveries and failures."""
 
-_MANY: Final = 8  # from so many added ranges on, one pass over their neighbours is faster
-
 # The places of the fields of the lease in a range, from its id up to its size.
 _LEASE: Final = FIELDS.index("lease_id")
 _SIZE: Final = FIELDS.index("lease_size")
@@ -64,8 +63,6 @@ class LedgerEditor:
         self._removed: set[int] = set()
         self._added: list[Range] = []
         self._events: list[Event] = []
-        self._states: dict[int, str] = {}  # of rows near the added ranges
-        self._near: dict[int, Range] = {}  # those of them that may join
 
     @property
     def changed(self) -> bool:
@@ -131,7 +128,7 @@ class LedgerEditor:
             self._added.append(piece)
         if event:
             happened = _as_event(piece, before)
-            if of_lease and (before.lease_size or 1) > 1:
+            if of_lease and before.lease_size != 1:
                 happened = happened._replace(suspect=True, lease_size=before.lease_size)
             self.record_event(event, happened)
 
@@ -193,65 +190,36 @@ class LedgerEditor:
 
     def _merge(self) -> list[Range]:
         """Join the added ranges and equal neighbours in the ledger."""
-        firsts = self.ledger.first_sequences
-        out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
         added = sorted(self._added, key=_first_of)
-        self._read_neighbours(added)
-        for at, piece in enumerate(added):
-            span: _Span = (piece.first, piece.last, piece.message_count)
-            lowest = out[-1][1][1] if out else -1
-            below = range(
-                bisect_left(firsts, piece.first) - 1, bisect_right(firsts, lowest) - 1, -1
-            )
-            before = self._first_kept(below)
-            if before is not None:
-                span = self._join_row(before, piece, span)
-            elif out and out[-1][0].same_state_as(piece):
+        rows = self._neighbours(added)
+        self._removed.update(rows)
+        near = self.ledger.ranges_at(rows)
+        of_ledger = {r.first for r in near}
+        out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
+        for r in sorted([*added, *near], key=_first_of):
+            span: _Span = (r.first, r.last, r.message_count)
+            alike = bool(out) and out[-1][0].same_state_as(r)
+            # Others may lie between two ranges of the ledger.
+            if alike and not of_ledger.issuperset((out[-1][0].first, r.first)):
                 span = _join(out.pop()[1], span)
-            more = at + 1 < len(added)
-            stop = bisect_left(firsts, added[at + 1].first) if more else len(firsts)
-            after = self._first_kept(range(bisect_left(firsts, piece.last + 1), stop))
-            if after is not None:
-                span = self._join_row(after, piece, span)
-            out.append((piece, span))
-        return [_with_span(piece, span) for piece, span in out]
+            out.append((r, span))
+        return [_with_span(r, span) for r, span in out]
 
-    def _read_neighbours(self, added: Sequence[Range]) -> None:
-        """Read the rows before and after many added ranges in one pass."""
-        ledger, firsts = self.ledger, self.ledger.first_sequences
-        if ledger.rows is not None or len(added) < _MANY:
-            return
-        near: dict[int, set[str]] = {}  # the states of the neighbouring ranges
-        for piece in added:
-            near.setdefault(bisect_left(firsts, piece.first) - 1, set()).add(piece.state)
-            near.setdefault(bisect_left(firsts, piece.last + 1), set()).add(piece.state)
-        rows = sorted(row for row in near if 0 <= row < ledger.size and row not in self._removed)
-        self._states = dict(zip(rows, ledger.values_at("state", rows), strict=True))
-        alike = [
-            row for row, state in self._states.items() if state in near[row] and state != SETTLED
-        ]
-        self._near = dict(zip(alike, ledger.ranges_at(alike), strict=True))
+    def _neighbours(self, added: Sequence[Range]) -> list[int]:
+        """Return the kept rows next to added ranges, which are sorted."""
+        firsts = self.ledger.first_sequences
+        starts = [bisect_left(firsts, r.first) for r in added]
+        stops = [bisect_left(firsts, r.last + 1) for r in added]
+        before = (range(*rows)[::-1] for rows in zip([0, *stops], starts, strict=False))
+        after = (range(*rows) for rows in zip(stops, [*starts[1:], len(firsts)], strict=False))
+        near = {self._first_kept(rows) for rows in chain(before, after)}
+        return sorted(row for row in near if row is not None)
 
     def _first_kept(self, rows: range) -> int | None:
         for row in rows:  # A plain loop, because it runs twice for each added range.
             if row not in self._removed:
                 return row
         return None
-
-    def _join_row(self, row: int, piece: Range, span: _Span) -> _Span:
-        """Return the span with an unchanged row, if their states are equal."""
-        ledger = self.ledger
-        # Most neighbours differ in state, and settled ranges have no other detail.
-        # Both cases need no Range object.
-        if (self._states.get(row) or ledger.state_at(row)) != piece.state:
-            return span
-        if piece.state != SETTLED:
-            near = self._near.get(row) or ledger.range_at(row)
-            if not near.same_state_as(piece):
-                return span
-        self._removed.add(row)
-        first, last = ledger.first_sequences[row], ledger.last_sequences[row]
-        return _join((first, last, ledger.message_counts[row]), span)
 
     def _list(self, merged: list[Range]) -> list[Range]:
         removed, before = self._removed, self.ledger.rows or ()

@@ -105,13 +105,19 @@ def test_the_floor_goes_back():
 
 def test_a_part_of_the_middle_is_forgotten():
     group = Group(files=files(range(1, 6)))
-    group.settle(ACK, "a", group.lease("a", 15)[:3])
+    held = group.lease("a", 15)
+    group.settle(ACK, "a", [*held[:3], held[5]])
     index = index_of(files(range(1, 3)) + files(range(5, 6)))
-    after, messages = forget(group.ledger, index, sequence(3, 0), sequence(5, 0) - 1)
-    assert messages == 6
+    after, messages = forget(group.ledger, index, sequence(2, 2), sequence(5, 0) - 1)
+    assert messages == 7
     (left,) = after
-    assert (left.first, left.last, left.message_count) == (sequence(2, 0), sequence(5, 2), 6)
+    assert (left.first, left.last, left.message_count) == (sequence(2, 0), sequence(5, 2), 5)
     assert after.head.start_sequence == sequence(1, 2)
+    group.ledger = after
+    group.settle(ACK, "a", held[12:])
+    after, _ = forget(group.ledger, index, sequence(2, 0), sequence(2, 2))
+    assert (len(after), after.head.start_sequence) == (0, sequence(5, 2))
+    assert after.head.settled_count == 6
 
 
 @given(
