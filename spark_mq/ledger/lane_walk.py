@@ -12,7 +12,7 @@ from copy import copy
 from functools import cached_property, reduce
 from heapq import merge
 from itertools import repeat
-from operator import attrgetter, itemgetter, or_
+from operator import itemgetter, or_
 from typing import Final
 
 from spark_mq.ledger.budget import MAX_IN_FLIGHT_PER_KEY, Budget
@@ -29,7 +29,6 @@ FilePiece = tuple[int, FileSlots, int, int]
 Visit = tuple[int, int]
 """The slots that a walk takes from, and the first sequence that it looks at."""
 
-_first_of: Final = attrgetter("first")
 BURSTS: Final = 16
 """Bursts in one lease. There aren't more, because each becomes some ranges of the ledger."""
 MAX_ROUNDS: Final = 4
@@ -54,13 +53,8 @@ class LaneWalk:
 
     def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
         """Take the open messages of some slots, the available rows before unread messages."""
-        taken, visits = self.selection.taken, 0
-        begun = len(taken)
         for visit in self._visits(slots & self.all_open, rows, reads=reads, all_lanes=all_lanes):
             self._visit(visit, rows, reads=reads)
-            visits += 1
-        if visits > 1:  # Pieces of a higher priority stay in front.
-            taken[begun:] = sorted(taken[begun:], key=_first_of)
 
     def _visits(
         self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool
