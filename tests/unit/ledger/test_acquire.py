@@ -39,6 +39,19 @@ def test_a_lease_checks_as_many_files_ahead_as_the_filter_has_passed():
     assert len(Acquire("w", 1).apply(group.view()).unchecked) == 1, "none without a filter"
 
 
+def test_neighbours_that_a_lease_takes_or_skips_alike_are_one_piece():
+    files = [DataFile(at, 1, str(at), 10, 0) for at in range(6)]
+    group = Group(files=[*files, DataFile(6, 1, "6", 10, 0, group="other")])
+    none = RowRuns(array("q", [1]), False)
+    group.ask("a", 9, matches=dict.fromkeys("0145", none))
+    assert [(event, r.first, r.last) for event, r in group.ledger.events] == [
+        ("filtered", 0, 1),
+        ("filtered", 4, 5),
+        ("other_group", 6, 6),
+        ("leased", 2, 3),
+    ]
+
+
 def test_a_lease_passes_damaged_files_and_so_many_that_are_out_of_reach():
     group = Group(files=[DataFile(at, 1, str(at), 10, 0) for at in range(MAX_OUT_OF_REACH + 3)])
     for bad, total, ranges in ((101, 2, "reject 1-1 lease 101-101"), (102, 1, "reject 1-1")):

@@ -34,8 +34,9 @@ def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
     ]
 
 
-def test_without_an_order_an_extension_keeps_messages_behind_others_of_their_key() -> None:
-    group = ordered(file_of(1, (0, 0, 3)), order="none")
+@pytest.mark.parametrize("given", [{"order": "none"}, {"lanes": 0}])
+def test_without_order_an_extension_keeps_messages_behind_others_of_their_key(given: Any) -> None:
+    group = ordered(file_of(1, (0, 0, 3)), **given)
     first, _, third = group.lease("a", 3)
     group.settle(NACK, "a", [first])
     outcome = group.extend("a", 2 * TIMEOUT, [third])
