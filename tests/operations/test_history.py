@@ -228,7 +228,10 @@ def test_the_files_of_the_archive_are_put_together(
     delta_queue: Make, limits: Limits, size: int, merges: list[int]
 ) -> None:
     """Also if what the first merge writes has more rows than fit in memory: it is a small file."""
-    queue = released(delta_queue(), 12, archived_each=True)
+    queue = released(delta_queue(), 12)
+    limits(archive_bytes=500)
+    archive(queue)
+    assert len(history_files(queue)) == 12, "each has two commits"
     limits(history_files=3, archive_bytes=size)
     archive(queue)
     limits(archive_bytes=10**6, archive_file_bytes=1)

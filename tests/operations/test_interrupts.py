@@ -20,10 +20,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from support.handles import lease, until
+from support.handles import Killed, die, lease, until
 from support.marks import slow
 from support.people import signed_in
 from support.rule_variants import find_rule, rule_variant
+from support.tables import ledgers_of
 
 import spark_mq
 from spark_mq import Queue
@@ -278,6 +279,12 @@ def test_an_interrupt_frees_the_locks_of_the_whole_process(name: str) -> None:
         other.start()
         other.join(10)
         assert not other.is_alive(), line
+
+
+def test_an_interrupt_at_its_release_frees_the_lock_of_a_commit(queue: Queue) -> None:
+    with rule_variant("Hold.__exit__", lambda _: die), pytest.raises(Killed):
+        queue.group().ensure()
+    assert not ledgers_of(queue).commit_lock().owners
 
 
 def test_a_process_goes_on_after_a_block_ended_by_sigterm() -> None:
