@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from support.byte_store import Injected
 from support.handles import (
     again,
@@ -243,22 +242,3 @@ def test_a_chore_that_fails_stops_no_other(
     assert cleans.calls == 1
     assert queue.group().stats().ready == 2
     assert context_of(queue).history.read([])[0].num_rows > 0
-
-
-def test_the_rows_of_the_history_are_archived_by_bytes(
-    delta_queue: Make, clock: ManualClock, limits: Limits
-) -> None:
-    """A thousand commits of large ledgers do not fit in memory."""
-    queue = delta_queue()
-    queue.publish([str(number) for number in range(20)])
-    for _ in range(10):
-        lease(queue, 2).ack()
-    whole = ledgers_of(queue).version()
-    limits(archive_bytes=1)
-    history = context_of(queue).history
-    assert history.archive(10**15).up_to == whole
-    rows, up_to = history.read([])
-    assert up_to == whole
-    assert len(set(rows["version"].to_pylist())) == whole
-    files = DeltaTable(f"{queue.path}/history").file_uris()
-    assert len(files) > 10, "one for each commit"
