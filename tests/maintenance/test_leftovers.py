@@ -38,12 +38,19 @@ def data_files(queue: Queue) -> list[str]:
     ]
 
 
+def lists(queue: Queue) -> list[str]:
+    files = messages_of(queue).files.list("_leftovers")
+    return [file.path for file in files if file.path.endswith("json")]
+
+
 def age(queue: Queue, clock: ManualClock, hours: float) -> None:
-    """Let all data files be so many hours older than the next write, by the store's clock."""
+    """Let all data files and lists be so many hours older than the next write, by the store's
+    clock.
+    """
     if not Path(queue.path).exists():  # it is in memory
         clock.advance(hours * HOUR)
         return
-    for path in data_files(queue):
+    for path in [*data_files(queue), *lists(queue)]:
         file = Path(messages_of(queue).path, path)
         then = file.stat().st_mtime - hours * HOUR
         os.utime(file, (then, then))
@@ -151,6 +158,8 @@ def test_files_that_a_sweep_has_listed_are_not_committed(
     if not deleted:  # the sweep is slower than the publish
         byte_store.on("delete_many", act=lambda call: None, of="messages")
     again(queue).sweep()
+    if deleted:  # and later the list, too
+        messages_of(queue).files.delete_many(lists(queue))
     with pytest.raises(errors.StorageError, match="nothing was changed") as raised:
         commit(queue, files)
     assert raised.value.landed is False
@@ -195,6 +204,7 @@ def test_a_file_whose_commit_lands_during_the_look_stays(
     fresh = again(queue)
     named = messages_of(fresh).published().index.files
     assert data_files(fresh) == [file.path for file in named]
+    assert len(named) == (verb in ("iterate", "write")), "else it is listed already"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +238,7 @@ def test_two_sweeps_at_once_delete_only_leftovers(
     one, two = again(queue), again(queue)
     byte_store.inject("create", of=messages_of(one).files, before=two.sweep)
     one.sweep()
-    assert len(data_files(queue)) == 1
+    assert len(data_files(queue)) == len(lists(queue)) == 1
     check_values(queue, b"kept")
 
 
@@ -262,6 +272,20 @@ def test_a_full_list_keeps_what_a_slower_sweep_is_about_to_delete(
     assert {file.path for file in named} <= set(data_files(queue))
 
 
+def test_a_list_goes_a_day_after_the_next_one(
+    queue: Queue, clock: ManualClock, limits: Limits
+) -> None:
+    """A publish may still read it."""
+    limits(leftovers=1)
+    die_in_a_publish(queue)
+    die_in_a_publish(queue)
+    for hours, kept in [(25, 1), (0, 2), (25, 1)]:
+        age(queue, clock, hours)
+        queue.sweep()
+        assert len(lists(queue)) == kept
+    assert lists(queue) == [f"_leftovers/{messages_of(queue).fence:016x}.json"]
+
+
 def test_letters_move_although_the_list_of_leftovers_is_gone(
     queue: Queue, clock: ManualClock
 ) -> None:
@@ -274,8 +298,7 @@ def test_letters_move_although_the_list_of_leftovers_is_gone(
         age(one, clock, 25)
         queue.sweep()
         assert len(data_files(one)) == 1
-        files = messages_of(one).files
-        files.delete_many([info.path for info in files.list("_leftovers")])
+        messages_of(one).files.delete_many(lists(one))
     restored = again(queue)
     restored.publish(["worse"])
     lease(restored, 1).reject()

@@ -278,9 +278,10 @@ def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
     for n in range(12):
         queue.publish(str(n))
         assert index_commits(queue) == (2 if n == 0 else 1)
-        messages_of(queue).clean()
-        files = list(Path(queue.path, "commits").glob("*.parquet"))
-        assert len(files) <= 5
+        before = set(Path(queue.path, "commits").rglob("*.*"))
+        cleaned = messages_of(queue).clean()
+        assert cleaned == len(before - set(Path(queue.path, "commits").rglob("*.*")))
+        assert len(list(Path(queue.path, "commits").glob("*.parquet"))) <= 5
         assert again(queue).stats()["published"] == n + 1
     assert counted(queue) == list(range(1, 13))
 
