@@ -44,9 +44,7 @@ def lists(queue: Queue) -> list[str]:
 
 
 def age(queue: Queue, clock: ManualClock, hours: float) -> None:
-    """Let all data files and lists be so many hours older than the next write, by the store's
-    clock.
-    """
+    """Let data files and lists be so many hours older than the next write, by the store's clock."""
     if not Path(queue.path).exists():  # it is in memory
         clock.advance(hours * HOUR)
         return
