@@ -115,7 +115,7 @@ def test_a_sweep_reads_each_of_10_000_ledgers_once(tmp_path: Path, calls: list[s
     for name in (*ledgers.groups(), "other0"):
         ledgers.read(name)
     assert not [call for call in calls if call.endswith(".parquet")]
-    assert len(ledgers._cache) == 10_000
+    assert ledgers._cache._weight == 10_000 * (20 + ledger.size)
 
 
 def steps_of(queue: Queue, group: str) -> int:

@@ -229,7 +229,7 @@ def test_the_files_of_the_archive_are_put_together(
 ) -> None:
     """Also if what the first merge writes has more rows than fit in memory: it is a small file."""
     queue = released(delta_queue(), 12)
-    limits(archive_bytes=500)
+    limits(archive_bytes=500, history_files=12)
     archive(queue)
     assert len(history_files(queue)) == 12, "each has two commits"
     limits(history_files=3, archive_bytes=size)

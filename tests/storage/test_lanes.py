@@ -114,6 +114,8 @@ def test_a_tag_that_lies_is_not_believed(tmp_path: Path) -> None:
     own = messages_of(queue).index().files[0].slots
     log.write_text(log.read_text().replace(own, "8|72|2 7"))
     assert messages_of(Queue.open(path)).index().files[0].slots == own
+    log.write_text(log.read_text().replace(r"numRecords\": 2", r"numRecords\": 3"))
+    assert messages_of(Queue.open(path)).index().files[0].slots == ""
 
 
 def test_sorting_costs_nothing_without_lanes_and_priorities() -> None:
