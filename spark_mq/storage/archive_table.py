@@ -11,7 +11,7 @@ import io
 import json
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -63,14 +63,10 @@ def _statistics(rows: pa.Table) -> str:
     latest = pc.max(rows["committed_at"]).as_py()
     least = {} if first is None else {"first": first}
     most = {} if last is None else {"last": last}
-    most |= {} if latest is None else {"committed_at": _rounded_up(latest)}
+    # Commits have whole milliseconds, as Delta's statistics do.
+    text = latest and latest.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    most |= {"committed_at": text} if text else {}
     return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": most})
-
-
-def _rounded_up(at: datetime) -> str:
-    """Return an instant rounded up to milliseconds, the unit of Delta's statistics."""
-    later = at + timedelta(microseconds=-at.microsecond % 1000)
-    return later.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def may_match(file: AddFile, filters: Filters) -> bool:

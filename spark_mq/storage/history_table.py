@@ -115,9 +115,7 @@ def _table(
         "operation": of_commit((change.operation for change in changes), pa.string()),
         "operation_id": of_commit((commit.operation_id for commit in commits), pa.string()),
         "outcome": _outcomes(events),
-        "reason": pc.if_else(
-            pc.fill_null(pc.equal(events["event"], "returned"), False), BEHIND, events["reason"]
-        ),
+        "reason": pc.if_else(pc.equal(events["event"], "returned"), BEHIND, events["reason"]),
         "batch_size": pc.if_else(failed, events["lease_size"], None),
         "user": of_commit((change.user for change in changes), pa.string()),
         "detail": of_commit((change.detail for change in changes), pa.string()),
@@ -130,7 +128,7 @@ def _outcomes(events: pa.Table) -> pa.Array:
     names = pc.unique(events["event"])
     ends = pa.array([name and end_reason_of(name) for name in names.to_pylist()], pa.string())
     outcomes = ends.take(pc.index_in(events["event"].combine_chunks(), value_set=names))
-    ended = pc.fill_null(pc.equal(events["state"], SETTLED), False)
+    ended = pc.equal(events["state"], SETTLED)
     return pc.if_else(ended, outcomes, pa.scalar(None, pa.string()))
 
 
