@@ -225,6 +225,18 @@ def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
     assert late(queue.path).sweep().routed == 0
 
 
+def test_a_ledger_that_went_back_and_grew_again_has_another_history(delta_queue: Make) -> None:
+    queue = delta_queue()
+    queue.publish("a")
+    queue.group().ensure()
+    with put_back(queue, "leases"):
+        lease(queue)
+        queue.sweep()
+    lease(late(queue.path)).release()
+    with pytest.raises(TablesDisagree, match="commits of leases/ after version 1 that it lacks"):
+        late(queue.path).sweep()
+
+
 def test_a_log_of_before_a_trim_keeps_what_commits_has_forgotten(
     delta_queue: Make, clock: ManualClock
 ) -> None:

@@ -282,6 +282,7 @@ def test_commits_keeps_few_files(queue: Queue, limits: Limits) -> None:
         cleaned = messages_of(queue).clean()
         assert cleaned == len(before - set(Path(queue.path, "commits").rglob("*.*")))
         assert len(list(Path(queue.path, "commits").glob("*.parquet"))) <= 5
+        assert len(DeltaTable(f"{queue.path}/commits").file_uris()) == n % 3 + 1
         assert again(queue).stats()["published"] == n + 1
     assert counted(queue) == list(range(1, 13))
 

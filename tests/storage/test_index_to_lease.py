@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from support.byte_store import ByteStore
-from support.handles import again
+from support.handles import again, lease
 from support.limits import Limits
 from support.tables import as_in_a_store, messages_of
 
@@ -25,8 +25,7 @@ def queue(delta_queue: Callable[..., Queue], limits: Limits) -> Queue:
 
 
 def texts(queue: Queue, count: int) -> list[str]:
-    lease = queue.group().lease("w", max_messages=count)
-    return [] if lease is None else [m.text for m in lease.messages]
+    return [m.text for m in lease(queue, count).messages]
 
 
 def test_a_backlog_is_leased_without_a_look(queue: Queue, byte_store: ByteStore) -> None:

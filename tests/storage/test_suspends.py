@@ -19,11 +19,6 @@ from spark_mq import Message, Queue
 
 
 @pytest.fixture
-def clocks() -> MachineClocks:
-    return MachineClocks()
-
-
-@pytest.fixture
 def queue(delta_queue: Make) -> Queue:
     return delta_queue(dedup_window="1h", visibility_timeout="12h")
 
@@ -50,8 +45,9 @@ def others_work_and_a_sweep_cleans(queue: Queue) -> None:
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("dedup_id", [None, "mine"], ids=["plain", "with an id"])
 def test_a_publish_after_a_suspend_across_a_cleaning_is_delivered(
-    queue: Queue, clocks: MachineClocks, pause: str, dedup_id: str | None
+    queue: Queue, pause: str, dedup_id: str | None
 ) -> None:
+    clocks = MachineClocks()
     mine = over_a_store(queue, clocks)
     for value in "abc":
         mine.publish(Message(value, dedup_id=dedup_id and value))
@@ -64,9 +60,8 @@ def test_a_publish_after_a_suspend_across_a_cleaning_is_delivered(
 
 
 @pytest.mark.parametrize("pause", PAUSES)
-def test_an_ack_after_a_suspend_across_a_cleaning_is_kept(
-    queue: Queue, clocks: MachineClocks, pause: str
-) -> None:
+def test_an_ack_after_a_suspend_across_a_cleaning_is_kept(queue: Queue, pause: str) -> None:
+    clocks = MachineClocks()
     mine = over_a_store(queue, clocks)
     mine.publish("a")
     held = lease(mine, 1)
