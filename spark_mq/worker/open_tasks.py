@@ -270,7 +270,7 @@ class Demand:
             wanted += round(concurrency * _PREFETCH_SECONDS / max(self._duration, 1e-6))
         wanted = min(wanted, self.most)
         enough = concurrency + (wanted - concurrency) // 2
-        return max(0, wanted - held) if held < min(enough, wanted) else 0
+        return wanted - held if held < min(enough, wanted) else 0
 
     def _room_for_lanes(self, concurrency: int, held: int, chains: LaneChains) -> int:
         """Return how many tasks to lease for handlers that the lanes in hand leave idle."""
