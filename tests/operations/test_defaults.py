@@ -30,9 +30,10 @@ def test_who_waits_looks_twice_a_second_and_each_two_seconds_over_a_store(
 
     with rule_variant("wait_for_lease", instead(wait)), pytest.raises(Killed):
         queue.group().lease("w", wait="1m")
-    with rule_variant("OpenTasks.__init__", first(lambda a: waits.append(a.linger))):
-        queue.group().work(lambda _: None, mode="message", until="empty")
-    assert waits == [seconds, 0.1], "that of a finished message for others is 100 ms"
+    opening = first(lambda a: waits.extend((a.linger, a.demand.most)))
+    with rule_variant("OpenTasks.__init__", opening):
+        queue.group().work(lambda _: None, mode="message", max_messages=7, until="empty")
+    assert waits == [seconds, 0.1, 7], "a finished message waits 100 ms for others, at most 7"
 
 
 def documented() -> dict[str, list[str]]:

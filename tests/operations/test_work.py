@@ -241,7 +241,8 @@ def test_a_wrong_result_ends_the_loop_and_settles_nothing(
 
 
 def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
-    """So that it doesn't grow, although it runs for months."""
+    """So that it doesn't grow, although it runs for months. Nor do threads stay."""
+    before = set(threading.enumerate())
     queue.publish([str(number) for number in range(20)])
     leases = list[weakref.ref[Lease]]()
     alive, extended = list[bool](), set[str]()
@@ -249,6 +250,7 @@ def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
     def handle(lease: Lease) -> None:
         leases.append(weakref.ref(lease))
         extended.add(lease.lease_id)
+        assert threading.current_thread().daemon
         if len(leases) == 20:
             gc.collect()
             alive.extend(ref() is not None for ref in leases)
@@ -257,6 +259,7 @@ def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
         drain(queue, handle, max_messages=1, poll_interval="1h")
     assert 1 <= sum(alive) <= 5
     assert not extended
+    until(lambda: before.issuperset(threading.enumerate()))
 
 
 LATE = {

@@ -40,17 +40,19 @@ def test_a_lane_hands_out_one_task_at_a_time() -> None:
 
 def test_a_feed_leases_other_lanes_only_for_handlers_that_are_idle() -> None:
     chains: Any = LaneChains()
-    for task in ("a", "b", "c"):
+    for task in "abcde":
         chains.add(1, task)
     demand = Demand(8, 60.0, may_prefetch=False)
-    assert demand.wanted(4, 4, chains) == 2, "one handler has the lane, one a task without a lane"
-    demand.note_try(leased=False)
-    assert demand.wanted(4, 4, chains) == 0, "they are looked for again after the poll"
+    for leased, concurrency, held, wanted in (
+        (True, 4, 6, 2), (True, 5, 5, 3), (True, 4, 5, 3), (True, 2, 6, 0), (False, 4, 6, 0)
+    ):  # fmt: skip
+        demand.note_try(leased)
+        assert demand.wanted(concurrency, held, chains) == wanted, "one handler has the lane"
 
 
 def test_a_feed_leases_ahead_for_a_second_of_its_handlers() -> None:
-    demand = Demand(100, 1.0, may_prefetch=True)
+    demand = Demand(70, 1.0, may_prefetch=True)
     for seconds in (0.05, 0.1):
         demand.note_end(seconds, failed=False)
     held = (0, 36, 37)
-    assert [demand.wanted(4, count, LaneChains()) for count in held] == [71, 35, 0]
+    assert [demand.wanted(4, count, LaneChains()) for count in held] == [70, 34, 0]
