@@ -117,10 +117,11 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
     if own:
         signal.signal(signal.SIGINT, interrupt)
     before = signal.getsignal(signal.SIGINT)
+    options = {"max_messages": 4, "visibility_timeout": "1h", "poll_interval": "1h"}
     with pytest.raises(KeyboardInterrupt):
-        queue.group().work(handle, mode=mode, threads=2, max_messages=4, visibility_timeout="1h")
+        queue.group().work(handle, mode=mode, threads=2, **options)
     assert signal.getsignal(signal.SIGINT) is before
-    assert "for 2 handlers: " in caplog.text
+    assert caplog.text.count("for 2 handlers: ") == 1
     stats = queue.group().stats()
     assert (stats.ready, stats.leased, stats.acked) == (9, 0, 0)
     held = lease(again(queue), 9)
@@ -131,16 +132,14 @@ def test_a_second_ctrl_c_ends_at_once_and_gives_back_what_is_held(
     assert held.ack().settled == 9, "the late ends of the handlers change nothing"
 
 
-def test_ctrl_c_ends_an_idle_worker(queue: Queue) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        Looked(press_ctrl_c).work(queue)
-
-
-def test_a_third_ctrl_c_interrupts_what_runs(queue: Queue) -> None:
-    stop = Looked(*[press_ctrl_c] * 4)
+@pytest.mark.parametrize(("pressed", "left"), [(1, 0), (4, 1)])
+def test_ctrl_c_ends_an_idle_worker_and_a_third_one_interrupts_what_runs(
+    queue: Queue, pressed: int, left: int
+) -> None:
+    stop = Looked(*[press_ctrl_c] * pressed)
     with pytest.raises(KeyboardInterrupt):
         stop.work(queue)
-    assert len(stop.acts) == 1
+    assert len(stop.acts) == left
 
 
 def test_an_interrupt_while_the_signals_are_taken_leaves_the_programs_handlers(

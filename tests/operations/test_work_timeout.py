@@ -174,15 +174,13 @@ def test_a_handler_that_hangs_in_a_failing_store_is_not_the_messages_failure(
             outage.begin()
             released.wait(30)
 
-    def end_outage() -> None:
-        until(lambda: "released" in [event for event, _ in trace(again(queue), sequence)])
-        outage.on = False
+    def has_ended() -> bool:
+        ended = "released" in [event for event, _ in trace(again(queue), sequence)]
+        outage.on = outage.on and not ended
+        return ended
 
-    with hanging() as released:
-        watcher = threading.Thread(target=end_outage)
-        watcher.start()
+    with hanging(has_ended) as released:
         summary = work(queue, handle, mode=mode, threads=2)
-        watcher.join(30)
     assert seen == [1, 1]
     assert (summary.acked, summary.nacked, summary.failed) == (1, 0, 0)
 
