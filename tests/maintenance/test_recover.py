@@ -349,6 +349,7 @@ IGNORED = shutil.ignore_patterns("_delta_log", ".spark_mq-*")
 def test_a_backup_in_order_under_load_loses_nothing(tmp_path: Path) -> None:
     """What was published before the copy is delivered."""
     queue = Queue.create(tmp_path / "queue", durable=False)
+    own = Queue.open(tmp_path / "queue").group().ensure()
     published, stop, copies = list[str](), threading.Event(), 4
 
     def publish() -> None:
@@ -358,7 +359,6 @@ def test_a_backup_in_order_under_load_loses_nothing(tmp_path: Path) -> None:
             published.append(value)
 
     def work() -> None:
-        own = Queue.open(tmp_path / "queue").group()
         while not stop.is_set():
             taken = own.lease("w", max_messages=3)
             if taken is not None:

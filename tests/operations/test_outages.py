@@ -203,7 +203,7 @@ def test_a_lease_that_delivered_keeps_its_messages(queue: Queue, outage: Outage)
 
 
 def test_an_error_of_the_store_is_not_taken_for_damage(
-    delta_queue: Make, monkeypatch: pytest.MonkeyPatch
+    delta_queue: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file whose reading failed, and whose bytes are sound, is not damaged."""
     queue = delta_queue()
@@ -220,6 +220,7 @@ def test_an_error_of_the_store_is_not_taken_for_damage(
         with pytest.raises(errors.StorageError, match="sound"):
             queue.group().lease("w")
     assert drained(queue) == [(b"a", 1), (b"b", 1)]
+    assert "cannot be read" not in caplog.text
 
 
 def test_a_ledger_out_of_reach_is_not_taken_for_damage(
@@ -683,9 +684,7 @@ def test_a_lease_whose_messages_are_all_damaged_can_be_kept_alive(queue: Queue) 
     assert queue.group().stats().dead == 1
 
 
-def test_delayed_messages_of_a_damaged_file_wait(
-    queue: Queue, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_delayed_messages_of_a_damaged_file_wait(queue: Queue, clock: ManualClock) -> None:
     queue.publish([Message("late", deliver_at="1h"), "now"])
     damage(queue)
     for dead, delayed in ((1, 1), (2, 0)):
@@ -693,7 +692,6 @@ def test_delayed_messages_of_a_damaged_file_wait(
         stats = queue.group().stats()
         assert (stats.dead, stats.delayed) == (dead, delayed)
         clock.advance("2h")
-    assert "messages 4294967296..4294967297 of" in caplog.text
 
 
 def test_few_commits_bury_all_messages_of_many_damaged_files(queue: Queue) -> None:
