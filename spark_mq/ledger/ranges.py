@@ -211,7 +211,7 @@ class LedgerHeader:
         """Return the fields without a column of their own as JSON."""
         data = {name: getattr(self, name) for name in _STORED_FIELDS}
         data |= {"skipped": self.skipped_intervals, "breaker": self.breaker.to_stored()}
-        return json.dumps(data, sort_keys=True)
+        return json.dumps(data)
 
 
 LIST_LIMIT: Final = 100
