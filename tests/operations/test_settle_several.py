@@ -118,11 +118,11 @@ def test_an_extension_of_a_message_lets_the_others_expire(queue: Queue, clock: M
 def test_one_call_extends_several_leases_in_one_commit(queue: Queue, clock: ManualClock) -> None:
     queue.publish(["a", "b", "c"])
     group, one, two = queue.group(), lease(queue, 1), lease(queue, 2)
-    before = ledgers_of(queue).version()
-    assert group.extend([one, two], "10m") == SettleResult(3)
-    assert ledgers_of(queue).version() == before + 1
     assert group.extend({one: None, two: [two.messages[0].sequence]}, "20m") == SettleResult(2)
     assert group.extend(two, "30m", two.messages[1]) == SettleResult(1)
+    before = ledgers_of(queue).version()
+    assert group.extend([one, two], "10m") == SettleResult(3), "none to an earlier deadline"
+    assert ledgers_of(queue).version() == before + 1
     clock.advance("15m")
     assert group.lease("v", max_messages=3) is None
     clock.advance("10m")

@@ -207,16 +207,19 @@ def test_a_settle_touches_what_its_lease_holds_and_tells_of_the_rest(case, by, v
 
 
 def test_what_is_still_held_is_settled_though_the_rest_is_lost():
-    group = Group(files=[DataFile(0, 6, "a", 6, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
-    group.lease("a", 2)
-    group.lease("b", 2)
+    group = Group(files=[DataFile(0, 9, "a", 9, 0), DataFile(sequence(2, 0), 2, "b", 2, 0)])
+    group.lease("a", 5)
     group.settle(ACK, "a", [0])
-    outcome = group.settle(ACK, "a", [0, 1, 2, 3, 5, 6, sequence(2, 0), sequence(3, 0)])
+    group.settle(NACK, "a", [2, 3], delay=SECOND)
+    group.settle(NACK, "a", [4], delay=2 * SECOND)
+    group.lease("b", 2)
+    outcome = group.settle(ACK, "a", [*range(8), 9, sequence(2, 0), sequence(3, 0)])
     assert (outcome.settled, outcome.already_settled, outcome.ranges) == (1, 1, [(1, 1)])
     assert outcome.lost == [
-        (2, 3, "leased by b"),
-        (5, 5, "unread"),
-        (6, 6, "no message"),
+        (2, 4, "given back"),
+        (5, 6, "leased by b"),
+        (7, 7, "unread"),
+        (9, 9, "no message"),
         (sequence(2, 0), sequence(2, 0), "unread"),
         (sequence(3, 0), sequence(3, 0), "no message"),
     ]
