@@ -79,6 +79,12 @@ def test_isolation_ends_alone_and_never_grows(limit, n):
         assert size**steps <= limit ** (n - 1 - d) < (size + 1) ** steps
 
 
+def test_only_a_group_of_one_attempt_leases_each_message_alone():
+    """The first failure of a whole lease is never final, so others need not be alone."""
+    assert Group(rules=limits(max_delivery_attempts=1)).lease("a", 10) == [0]
+    assert len(Group(rules=limits(retry="none")).lease("a", 10)) == 10
+
+
 def test_last_attempts_and_suspects_go_in_the_order_of_sequence():
     group = Group(messages=300, rules=limits(max_delivery_attempts=2))
     group.lease("whole", 20)

@@ -91,8 +91,9 @@ def test_the_delays_after_failures_may_be_a_list():
     assert GroupSettings.decoded(json.loads(json.dumps(rules.encoded()))) == rules
     assert GroupSettings().changed(retry=" 10s, 1m ,1h", retry_jitter=0) == rules
     assert "retry=10s, 1m, 1h" in GroupSettings().changes(rules)
-    assert GroupSettings().changed(retry=["0s"], retry_jitter=0.5).delay(1, 1.0) == 0
-    assert GroupSettings().changed(retry=["10s"], retry_jitter=0.5).delay(1, 1.0) == 15_000_000
+    assert GroupSettings(retry="none", retry_jitter=0.5).delay(1, 1.0) == 0
+    rules = GroupSettings().changed(retry=["0s", "10s"], retry_jitter=0.5)
+    assert [rules.delay(failures, 1.0) for failures in (1, 2)] == [0, 15_000_000]
 
 
 def test_a_list_of_delays_may_be_longer_than_the_longest_of_others():
