@@ -306,8 +306,6 @@ def test_files_for_one_group_are_known_to_the_others() -> None:
     assert index.for_others(0, four, "mail") == [(three, three + 2)]
     assert index.for_others(two + 1, three, "audit") == [(two + 1, two + 1), (three, three)]
     assert index.for_others(three + 2, four, "audit") == [(three + 2, three + 2)]
-    assert index.for_others(four, four, "audit") == []
-    assert index.is_addressed_after(three + 1)
     assert not index.is_addressed_after(three + 2)
     rest = index.without_settled(two + 1)
     assert rest.for_others(0, four, "audit") == [(three, three + 2)]
