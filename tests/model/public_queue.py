@@ -132,6 +132,10 @@ class PublicQueue:
         except LeaseLost:
             late = True
         group.expire_leases(self.now, (held.lease.lease_id,))
+        for m in group.held_mask(held.lease.lease_id):
+            if m.is_expired(self.now):  # and its lease has
+                group.count("expired", 1)
+                m.forget("settled")
         *_, lost, returned = group.settle(
             how, held.lease.lease_id, seqs, self.now, whole=not named, delay=None, jitter=0.0
         )
