@@ -40,15 +40,16 @@ def test_a_lease_checks_as_many_files_ahead_as_the_filter_has_passed():
 
 
 def test_neighbours_that_a_lease_takes_or_skips_alike_are_one_piece():
-    files = [DataFile(at, 1, str(at), 10, 0) for at in range(6)]
-    group = Group(files=[*files, DataFile(6, 1, "6", 10, 0, group="other")])
+    files = [DataFile(10 * at, 1, str(at), 10, 0) for at in range(1, 7)]
+    group = Group(files=[DataFile(0, 1, "0", 10, 0, group="other"), *files])
     none = RowRuns(array("q", [1]), False)
-    group.ask("a", 9, matches=dict.fromkeys("0145", none))
+    group.ask("a", 9, matches=dict.fromkeys("125", none))
     assert [(event, r.first, r.last) for event, r in group.ledger.events] == [
-        ("filtered", 0, 1),
-        ("filtered", 4, 5),
-        ("other_group", 6, 6),
-        ("leased", 2, 3),
+        ("other_group", 0, 0),
+        ("filtered", 10, 20),
+        ("filtered", 50, 50),
+        ("leased", 30, 40),
+        ("leased", 60, 60),
     ]
 
 

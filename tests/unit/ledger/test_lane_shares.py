@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from support.ledger_group import Group
 
 from spark_mq import GroupSettings
+from spark_mq.ledger.message_filter import RowRuns
 from spark_mq.ledger.message_index import DataFile, sequence
 from spark_mq.ledger.settle import ACK, NACK
 from spark_mq.ledger.slots import encode_slots
@@ -68,6 +70,14 @@ def test_a_lease_goes_round_three_times_before_the_oldest_has_the_rest():
     group = fair(DataFile(0, 1_063, "f", 10, 0, slots=text), lanes=64)
     (found,) = drain(group, 320, 1)
     assert (len(found), found[0]) == (3 * BURSTS, 320 - (3 * BURSTS - 1))
+
+
+def test_a_filter_keeps_the_shares_and_lanes_go_on_where_they_were():
+    file = file_of(1, (0, 0, 100), (0, 1, 8))
+    matches = {file.path: RowRuns(array("q", [row for row in range(1, 109) if row % 4 < 2]), False)}
+    group = fair(file, max_in_flight_per_key=33)
+    rows = [seq - file.first for seq in group.lease("a", 40, matches=matches)]
+    assert rows == [row for row in (*range(45), *range(100, 108)) if row % 4]
 
 
 def test_messages_without_a_key_share_as_one_lane():
