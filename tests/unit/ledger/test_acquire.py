@@ -44,13 +44,9 @@ def test_neighbours_that_a_lease_takes_or_skips_alike_are_one_piece():
     group = Group(files=[DataFile(0, 1, "0", 10, 0, group="other"), *files])
     none = RowRuns(array("q", [1]), False)
     group.ask("a", 9, matches=dict.fromkeys("125", none))
-    assert [(event, r.first, r.last) for event, r in group.ledger.events] == [
-        ("other_group", 0, 0),
-        ("filtered", 10, 20),
-        ("filtered", 50, 50),
-        ("leased", 30, 40),
-        ("leased", 60, 60),
-    ]
+    events = [f"{event} {r.first}-{r.last}" for event, r in group.ledger.events]
+    filtered = ["filtered 10-20", "filtered 50-50"]
+    assert events == ["other_group 0-0", *filtered, "leased 30-40", "leased 60-60"]
 
 
 def test_a_lease_passes_damaged_files_and_so_many_that_are_out_of_reach():
