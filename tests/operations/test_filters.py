@@ -83,11 +83,11 @@ def test_named_messages_are_filtered_as_well(queue: Queue, group: ConsumerGroup)
 def test_many_runs_stay_within_the_limit_of_ranges(group: ConsumerGroup, queue: Queue) -> None:
     group.configure(max_tracked_ranges=100)
     publish(queue, *(f"{'eu' if n % 2 else 'us'}-{n}" for n in range(1_000)))
-    acked = 0
+    held, acked = group.lease("v", max_messages=20), 0
     while (lease := group.lease("w", max_messages=1_000)) is not None:
-        assert group.stats().ledger_ranges <= 101
+        assert group.stats().ledger_ranges <= 100
         acked += lease.ack().settled
-    assert acked == 500
+    assert acked + held.ack().settled == 500
     assert group.stats().ledger_ranges == 0
 
 
