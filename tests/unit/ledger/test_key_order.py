@@ -174,6 +174,13 @@ def test_the_owners_retry_changes_no_message_that_is_due_already() -> None:
     assert group.lease("b", 9) == [first, first + 1, first + 2]
 
 
+def test_an_unread_message_waits_for_a_delayed_one_of_its_key_and_for_no_expired_one() -> None:
+    late = Group().now + TIMEOUT
+    times = DeliveryTimes.of([(1, late, None), (1, None, None), (1, None, 1), (1, None, None)])
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 2), times=times))
+    assert group.lease("a", 9) == [sequence(1, 3)]
+
+
 def test_a_higher_priority_comes_first_and_fills_up_with_lower_ones() -> None:
     group = ordered(file_of(1, (0, 0, 3)), file_of(2, (9, 1, 1), (0, 1, 1)), file_of(3, (5, 2, 1)))
     group.lease("a", 1)
