@@ -109,6 +109,8 @@ def test_a_worker_says_why_it_ends_before_the_group_is_empty(
     assert work(group, stop=stop).blocked_because == ""
     group.resume()
     assert work(group).blocked_because == ""
+    group.pause("again")
+    assert work(group).blocked_because == "", "nothing is left"
 
 
 def test_a_pause_may_end_by_itself(queue: Queue, clock: ManualClock) -> None:
