@@ -72,22 +72,6 @@ def test_a_slow_message_delays_neither_settles_nor_leases(queue: Queue) -> None:
     assert running.result().settled == 41
 
 
-def test_no_more_is_leased_than_the_handlers_need_soon(queue: Queue) -> None:
-    queue.publish([str(n) for n in range(100)])
-    go_on, started = Event(), threading.Semaphore(0)
-
-    def handle(_: ReceivedMessage) -> None:
-        started.release()
-        assert go_on.wait(60)
-
-    with working(queue, handle, threads=2):
-        for _ in range(2):
-            assert started.acquire(timeout=60)
-        assert counts(queue) == {"leased": 2, "ready": 98}, "the rest is for other workers"
-        go_on.set()
-        until(lambda: counts(queue) == {"acked": 100})
-
-
 # -- what a handler decides
 
 
