@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from support.byte_store import ByteStore, Call
 from support.handles import again, until
 from support.having import having
@@ -307,13 +306,3 @@ def test_a_file_that_cannot_be_read_is_left_out(queue: Queue) -> None:
     assert group.workers() == []
     leave_heartbeat(queue, "default", "w", of_a_later_version=1)
     assert states(group) == {"w": "idle"}
-
-
-def test_a_vacuum_leaves_the_files_alone(delta_queue: Make) -> None:
-    queue = delta_queue()
-    leave_heartbeat(queue, "default", "w-1")
-    (file,) = files_of(queue)
-    gone = DeltaTable(f"{queue.path}/leases").vacuum(
-        0, dry_run=True, enforce_retention_duration=False, full=True
-    )
-    assert file not in gone

@@ -12,7 +12,7 @@ import pytest
 from support.byte_store import Injected
 from support.handles import again, side_by_side, until
 from support.tables import context_of, ledgers_of
-from support.working import leave_heartbeat, working
+from support.working import leave_heartbeat
 
 from spark_mq import Queue, ReceivedMessage, Reject
 from spark_mq.errors import StorageError
@@ -58,12 +58,6 @@ def test_a_worker_that_ends_by_itself_has_routed_its_dead_letters(
     queue.publish(["a"])
     queue.group().work(refuse, until="empty", sweep=sweep)
     assert queue.describe().dead_letters == (0 if sweep is None else 1)
-
-
-def test_a_worker_sweeps_while_it_runs(queue: Queue, swept: list[str]) -> None:
-    with working(queue.group(), mode="message", sweep="1m"):
-        until(lambda: swept)
-    assert swept == [queue.path]
 
 
 def together(call: Callable[..., Any], threads: int = 2) -> Callable[..., Any]:

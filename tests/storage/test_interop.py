@@ -27,6 +27,7 @@ from support.limits import Limits
 from support.marks import slow_but
 from support.queues import Make
 from support.tables import add_file, ledgers_of, messages_of
+from support.working import leave_heartbeat
 
 from spark_mq import GroupStats, Lease, Queue, errors
 from spark_mq.ledger.message_index import sequence
@@ -146,10 +147,12 @@ def test_a_rewrite_under_a_lease_changes_nothing(queue: Queue) -> None:
     for value in "abc":
         queue.publish([value, value])
     held, late = lease(queue, 3), again(queue)
+    leave_heartbeat(queue, "default", "w-1")
     messages(queue).optimize.z_order(["published_at"])
     messages(queue).vacuum(dry_run=False)
     leases(queue).optimize.z_order(["first"])
     vacuum(ledgers_of(queue).path, full=True)
+    assert "w-1" in {worker.worker_id for worker in queue.group().workers()}
     assert [m.value for m in held.messages] == [b"a", b"a", b"b"]
     assert held.ack().settled == 3
     assert drain(late) == [b"b", b"c", b"c"]
