@@ -78,7 +78,7 @@ def test_a_failure_gives_up_the_later_messages_of_its_lane_uncounted(queue: Queu
 
 
 def test_messages_without_a_key_run_beside_each_other(queue: Queue) -> None:
-    queue.publish(["a", "b", "c"])
+    queue.publish([Message("a", key=key_in(0)), "b", "c"])
     together = threading.Barrier(3, timeout=30)
     summary = drain(queue, lambda message: together.wait() and None, threads=3)
     assert summary.acked == 3
