@@ -117,6 +117,8 @@ def test_it_grows_by_what_is_new(queue: Queue, clock: ManualClock) -> None:
     queue.publish("x")
     queue.publish("y")
     assert index_commits(again(queue)) == 2
+    messages_of(queue).change_property("key", lambda _: "publishes nothing", "test")
+    assert messages_of(queue).commits.index(messages_of(queue).published(), 9) == 0
     rows, _ = messages_of(queue).commits.read_after()
     order = [("version", "ascending"), ("first", "ascending")]
     assert rows.sort_by(order).combine_chunks().equals(said(queue).combine_chunks())

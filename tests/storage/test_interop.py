@@ -457,7 +457,8 @@ def test_the_last_commit_deleted_under_a_handle_is_reported_not_replaced(queue: 
 
 
 def flip_bit(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"poor", b"pOor"))
+    """In a value, or in the path of a file."""
+    path.write_bytes(path.read_bytes().replace(b"poor", b"pOor").replace(b"part-", b"pArt-"))
 
 
 def overwrite_page(path: Path) -> None:
@@ -597,7 +598,7 @@ def test_a_broken_commit_of_the_ledgers_is_named_and_given_up_as_reported(
     worker.sweep()
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "a page overwritten"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "a bit flipped in a page"])
 def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage: str) -> None:
     queue.publish("a")
     index_commits(queue)
@@ -610,7 +611,7 @@ def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage
     index_commits(queue)
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
     DAMAGE[damage](next(iter(Path(queue.path, "commits").glob("*.parquet"))))
-    with pytest.raises(errors.CorruptLog, match=r"commits.*backup"):
+    with pytest.raises(errors.CorruptLog, match=r"commits cannot be read: .*backup"):
         again(queue).stats()
 
 

@@ -48,11 +48,8 @@ def queue(delta_queue: Make) -> Queue:
 
 def newest(queue: Queue, group: str = "default") -> Path:
     """The file of a group's ledger as it is now."""
-    (uri,) = (
-        uri
-        for uri in DeltaTable(ledgers_of(queue).path).file_uris()
-        if f"consumer_group={group}/" in uri
-    )
+    uris = DeltaTable(ledgers_of(queue).path).file_uris()
+    (uri,) = (uri for uri in uris if f"consumer_group={group}/" in uri)
     return Path(uri.removeprefix("file://"))
 
 
@@ -199,7 +196,9 @@ def damage(request: pytest.FixtureRequest) -> Callable[[Path], object]:
 
 
 def damaged(queue: Queue, damage: Callable[[Path], object]) -> tuple[Path, bytes]:
-    """Damage the newest file, so that SQL fails. Return it and what it had."""
+    """Damage the first file after a checkpoint, so that SQL fails. Return it and what it had."""
+    queue.group().ensure()
+    checkpoint(ledgers_of(queue))
     lease(queue, 3)
     path = newest(queue)
     data = path.read_bytes()
