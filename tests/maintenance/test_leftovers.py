@@ -33,9 +33,8 @@ def _always(limits: Limits) -> None:
 
 
 def data_files(queue: Queue) -> list[str]:
-    return [
-        file.path for file in messages_of(queue).files.list("") if file.path.endswith("parquet")
-    ]
+    files = messages_of(queue).files.list("")
+    return [file.path for file in files if file.path.endswith("parquet")]
 
 
 def lists(queue: Queue) -> list[str]:

@@ -159,6 +159,7 @@ def test_most_looks_at_the_log_cost_none_at_the_table(queue: Queue, byte_store: 
     assert listed == []
     assert read != []
     assert not [path for path in read if "parquet" in path], "the table was not opened again"
+    assert messages_of(looker).log.state.files() == [], "they would take memory"
 
 
 def test_a_publish_that_landed_is_found_though_the_log_was_cleaned_since(

@@ -132,9 +132,8 @@ def test_no_delay_is_no_wait(make: Make, clock: ManualClock, now: Any) -> None:
     queue.publish("call", deliver_at=now)
     queue.publish([Message("own", deliver_at=now), "default"])
     queue.publish(Message("instant", deliver_at=clock()))
-    columns = {"value": ["table"], "deliver_at": [clock()]}
-    instants = pa.timestamp("us", "UTC")
-    queue.publish(pa.table(columns, pa.schema({"value": pa.string(), "deliver_at": instants})))
+    instants = pa.array([clock()], pa.timestamp("us", "UTC"))
+    queue.publish(pa.table({"value": ["table"], "deliver_at": instants}))
     with queue.publisher() as publisher:
         publisher.publish(Message("buffered", deliver_at=now))
     assert take(queue.group()) == ["call", "own", "instant", "table", "buffered"]
