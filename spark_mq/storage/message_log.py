@@ -191,7 +191,7 @@ class MessageLog:
         latest = self.log.refresh().version
         self.check_expected(latest)
         if self.log.generation != self._generation:
-            self._check_known(latest)
+            self._check_known()
             self._generation = self.log.generation
         if self._published.index.version < latest:
             self._catch_up(latest)
@@ -215,11 +215,9 @@ class MessageLog:
             if broken is not None or not self._load():
                 raise broken or missing_commit_error(self.path, self._published.index.version + 1)
 
-    def _check_known(self, latest: int) -> None:
+    def _check_known(self) -> None:
         """Raise CorruptLog if the log has replaced the index's last commit."""
         version = self._published.index.version
-        if latest < version:
-            raise missing_commit_error(self.path, version)
         try:
             same = version < 0 or self._published.matches(self.log.read_commit(version))
         except FileNotFoundError:
