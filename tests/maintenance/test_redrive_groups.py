@@ -50,6 +50,7 @@ def test_letters_of_several_groups_go_to_each_in_one_commit(queue: Queue) -> Non
     after = messages_of(queue).index()
     assert (len(after.files), after.version) == (len(before.files) + 2, before.version + 1)
     assert len(queue.trace(after.last_sequence).chain()) == 2, "not with its other copy"
+    assert [queue.group(name).stats().ready for name in ("mail", "lake")] == [4, 1]
     assert get(queue, "mail") == ["a", "b", "c", "d"]
     assert get(queue, "lake") == ["d"]
     assert get(queue, "new") == ["a", "b", "c", "d"], "it begins at the earliest, and skips both"
