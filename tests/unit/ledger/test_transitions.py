@@ -23,13 +23,17 @@ def test_expiry_makes_suspect_and_due_since_the_deadline():
     assert "a" in back.error
 
 
-def test_expiry_on_the_last_attempt_is_death():
-    group = Group(rules=limits(max_delivery_attempts=2))
+@pytest.mark.parametrize(("limit", "size"), [("max_delivery_attempts", 2), ("max_failures", 1)])
+@pytest.mark.parametrize("lowered", [False, True])
+def test_expiry_on_the_last_attempt_is_death(limit, size, lowered):
+    rules = limits(**{"max_delivery_attempts": None, limit: 2})
+    group = Group(rules=limits(max_delivery_attempts=9) if lowered else rules)
     for lease_id in "ab":
-        group.lease(lease_id, 2)
+        group.lease(lease_id, size)
         group.expire()
-    dead = group.at(0)
-    assert dead == having(state=DEAD, reason="max_delivery_attempts", lease_id=None, suspect=False)
+    group.rules = rules
+    group.expire_leases()
+    assert group.at(0) == having(state=DEAD, reason=limit, lease_id=None, suspect=False)
 
 
 # -- replays of a stream's batch
