@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.ledger_group import SECOND, Group, limits
+from support.ledger_group import SECOND, TIMEOUT, Group, limits
 
 from spark_mq.ledger.breaker import CLOSED, OPEN, PAUSED, Breaker
 from spark_mq.ledger.message_index import DataFile, MessageIndex, sequence
@@ -57,11 +57,12 @@ def test_leases_that_expire_for_the_second_time_open_it_too():
     group = Group(messages=100)
     for number in (1, 2):
         for i in range(5):
-            assert len(group.lease(f"l{number}{i}", 10)) == 10
+            assert len(group.lease(f"l{number}{i}", 10, timeout=TIMEOUT - i)) == 10
         group.expire()
         assert state(group) == (CLOSED if number == 1 else OPEN)
-    assert breaker(group).failed == (0, 10, 20, 30, 40)
-    assert breaker(group).cause == "lease l24 of worker of l24 expired"
+    assert breaker(group).failed == (40, 30, 20, 10, 0), "by the deadlines"
+    assert breaker(group).cause == "lease l20 of worker of l20 expired"
+    assert breaker(group).opened_at == group.now - 1
 
 
 @pytest.mark.parametrize(
