@@ -101,6 +101,20 @@ def test_a_late_release_gives_up_the_claim_and_keeps_the_count():
     assert back == having(state=AVAILABLE, lease_id=None, suspect=True, delivery_count=1)
     assert back == having(worker_id=None, leased_at=leased_at, available_at=leased_at + TIMEOUT)
     assert group.extend("a").settled == 0
+    group.lease("b", 3)
+    group.now += TIMEOUT + 1
+    assert group.settle(ACK, "b").settled == 3
+    assert group.ledger.head.happened["lease_expired"] == 3, "an ack comes before the expiry"
+
+
+def test_only_who_names_messages_takes_the_write_of_the_lease_from_them():
+    group = Group(messages=2)
+    group.lease("a", 2)
+    (held,) = group.ledger
+    group.ledger = Ledger(group.ledger.head, [held._replace(sink_writes="1:5 2:7")])
+    group.settle(NACK, "a", [0], delay=0)
+    group.settle(NACK, "a", delay=0)
+    assert [r.sink_writes for r in group.ledger] == ["1:5", "1:5 2:7"]
 
 
 @pytest.mark.parametrize(("attempts", "deliveries"), [(1, 1), (2, 2), (5, 1), (5, 2)])
