@@ -111,6 +111,7 @@ def test_a_batch_that_expires_is_blamed_as_a_whole(queue: Queue, clock: ManualCl
     queue.group().expire()
     ((event, own, of_batch, size),) = blamed(queue, s[0])
     assert (event, own, size) == ("lease_expired", None, 2)
+    assert [place.state for place in queue.locate(s[1])] == ["dead"]
     assert of_batch.endswith("expired")
     ((event, own, of_batch, size),) = blamed(queue, s[2])
     assert (event, of_batch, size) == ("lease_expired", None, None)
