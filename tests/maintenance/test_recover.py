@@ -267,6 +267,10 @@ def test_a_lost_dead_letter_of_the_last_message_comes_back(delta_queue: Make) ->
         lease(queue).ack()
     assert late(queue.path).recover().dead_letters == 1
     assert late(queue.path).list_dead_letters().to_pylist() == letters.to_pylist()
+    shutil.rmtree(Path(queue.dead_letters.path, "leases"))
+    with pytest.raises(NotAQueue, match=r"leases/ .* missing"):
+        late(queue.path).list_dead_letters()
+    assert late(queue.path).sweep().routed == 0, "which makes them again"
 
 
 def test_commits_of_before_a_cleaning_lose_no_message(

@@ -62,9 +62,9 @@ def test_any_commit_of_a_group_is_activity(clock: ManualClock) -> None:
     queue = memory_queue(clock, retention="1h", group_expiry="7d")
     queue.publish(["a", "b"])
     take_all(queue.group("live"))
-    idle = queue.group("idle").ensure()
+    take(queue.group("idle"), 1)
     clock.advance("6d")
-    idle.pause("holiday")
+    queue.group("idle").pause("holiday")
     clock.advance("7d")
     assert trim(queue) == 0
     assert queue.stats()["trim_blocked_by"] == ["idle"]
