@@ -546,7 +546,7 @@ def test_a_broken_file_without_statistics_names_itself_and_can_be_given_up(queue
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "a page overwritten"])
 def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
-    queue: Queue, limits: Limits, damage: str
+    queue: Queue, limits: Limits, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     limits(tag_bytes=0)  # as of large ledgers, which only the file has
     queue.publish(["a", "b"])
@@ -562,10 +562,10 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
         for part in ("'broken'", path.name, "backup", "drop_group('broken')"):
             assert part in str(caught.value)
     queue.publish("c")
-    held = lease(fresh, 1, "sound")
-    held.reject()
+    lease(fresh, 1, "sound").reject()
     with pytest.raises(errors.CorruptLog):
         fresh.sweep()
+    assert caplog.text.count("a chore of the sweep failed") == 2, "once in each sweep"
     letters = lease(queue.dead_letters, 9, "look").messages
     assert len(letters) == 1, "the sweep has routed those of the sound group"
     assert drain(fresh, "sound") == [b"c"]

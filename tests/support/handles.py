@@ -24,7 +24,7 @@ from spark_mq.util import failures
 from spark_mq.util.clock import system_clock
 from support.byte_store import ByteStore, Call, Injected
 from support.limits import keeping
-from support.tables import context_of, fresh_log, group_ledger_of, messages_of
+from support.tables import context_of, fresh_log, group_ledger_of
 
 
 class Killed(BaseException):
@@ -190,9 +190,9 @@ def housekeep(
 
 
 def clean_messages(queue: Queue, keep_versions: int = 0, keep_seconds: float = 0.0) -> int:
-    """Clean the log of messages/ alone. Return the number of deleted files."""
+    """Clean messages/ alone, as a sweep does. Return the number of deleted files."""
     with keeping(keep_versions, keep_seconds):
-        return messages_of(queue).clean()
+        return sweep_of.clean_messages(context_of(queue))
 
 
 def expire(queue: Queue) -> int:
