@@ -107,6 +107,7 @@ def test_a_file_of_another_writer_stays_for_a_week(delta_queue: Make, clock: Man
     queue = delta_queue()
     foreign = Path(messages_of(queue).path, "part-00000-6f0c3f4e-c000.snappy.parquet")
     foreign.write_bytes(b"")
+    foreign.with_name("notes.txt").write_text("its owner deletes it")
     for days, stays in [(6, True), (2, False)]:
         age(queue, clock, days * 24)
         queue.sweep()
@@ -138,18 +139,20 @@ def test_a_publish_that_froze_before_its_commit_writes_its_file_again(
     assert len(receipt.sequences) == 1
 
 
-@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("newest", ["has them", "has others", "is gone"])
 def test_files_that_a_sweep_has_listed_are_not_committed(
-    queue: Queue, clock: ManualClock, byte_store: ByteStore, deleted: bool
+    queue: Queue, clock: ManualClock, byte_store: ByteStore, newest: str
 ) -> None:
     """Those of Spark tasks cannot be written again, so the whole write fails."""
     queue.publish(["first"])
     files = files_of_tasks(queue)
     age(queue, clock, 25)
-    if not deleted:  # the sweep is slower than the publish
+    if newest == "has them":  # the sweep is slower than the publish
         byte_store.on("delete_many", act=lambda call: None, of="messages")
     again(queue).sweep()
-    if deleted:  # and later the list, too
+    if newest == "has others":
+        messages_of(queue).files.write(*lists(queue), b"[]")
+    if newest == "is gone":
         messages_of(queue).files.delete_many(lists(queue))
     with pytest.raises(errors.StorageError, match="nothing was changed") as raised:
         commit(queue, files)
@@ -186,10 +189,9 @@ def test_a_file_whose_commit_lands_during_the_look_stays(
                 commit(publisher, files)
         return result
 
-    sweeper = again(queue)
-    byte_store.on(verb, act=land, of=messages_of(sweeper).files)
-    sweeper.sweep()
-    sweeper.sweep()
+    byte_store.on(verb, act=land, of=messages_of(queue).files)
+    queue.sweep()
+    queue.sweep()
     byte_store.clear()
     assert landed == [True]
     fresh = again(queue)
@@ -208,10 +210,9 @@ def test_a_sweep_killed_anywhere_leaves_the_rest_to_the_next(
     for _ in range(3):
         die_in_a_publish(queue)
     age(queue, clock, 25)
-    sweeper = again(queue)
-    byte_store.inject(verb, of=messages_of(sweeper).files, after=die, at=at)
+    byte_store.inject(verb, of=messages_of(queue).files, after=die, at=at)
     with pytest.raises(Killed):
-        messages_of(sweeper).clean_leftovers()
+        messages_of(queue).clean_leftovers()
     byte_store.clear()
     again(queue).sweep()
     assert len(data_files(queue)) == 1
@@ -300,12 +301,11 @@ def test_a_look_comes_once_an_hour_by_the_stores_clock(
     limits(leftover_look=HOUR)
     queue = make()
     queue.sweep()
-    seen = byte_store.paths("iterate", of=messages_of(queue).files)
-    queue.sweep()
+    later = again(queue)
+    seen = byte_store.paths("iterate", of=messages_of(later).files)
+    later.sweep()
     assert "" not in seen
     clock.advance("25h")
     byte_store.advance(25 * HOUR)
-    later = again(queue)
-    seen = byte_store.paths("iterate", of=messages_of(later).files)
     later.sweep()
     assert "" in seen

@@ -187,10 +187,10 @@ def test_a_link_inside_the_table_is_a_file_also_if_the_queue_lies_behind_one(
     queue = delta_queue()
     parquet(messages_folder(queue) / "there" / "own.parquet")
     os.symlink("there/own.parquet", messages_folder(queue) / "link.parquet")
-    append(queue, add_of("link.parquet"))
+    append(queue, add_of("link.parquet"), add_of("there/own.parquet"))
     os.symlink(queue.path, tmp_path / "link")
     for group, path in {"here": queue.path, "behind": tmp_path / "link"}.items():
-        assert [m.value for m in lease(Queue.open(path), group=group).messages] == [b"secret"]
+        assert [m.value for m in lease(Queue.open(path), group=group).messages] == [b"secret"] * 2
 
 
 @pytest.mark.parametrize(
