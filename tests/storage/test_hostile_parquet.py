@@ -87,7 +87,6 @@ def test_too_little_memory_is_no_damage(delta_queue: Make, monkeypatch: pytest.M
     queue = delta_queue()
     queue.publish(["a", "b"])
     taken = again(queue).group().lease("w", max_messages=2)
-    assert taken is not None
 
     def fails(*args: object, **options: object) -> None:
         raise pa.ArrowMemoryError("malloc of size 2147483648 failed")
@@ -116,11 +115,10 @@ def test_the_messages_of_a_bomb_are_dead_and_others_go_on(delta_queue: Make, nam
             taken.ack()
         assert queue.sweep().routed == rows
     assert sorted(found) == [b"after", b"before"]
-    letters = queue.redrive(dry_run=True).table
-    assert letters.num_rows == 0  # a letter without a payload is not redriven
+    assert queue.redrive(dry_run=True).table.num_rows == 0, "a letter without a payload stays"
 
 
-@pytest.mark.parametrize("ranges", [50, 300, 3_000])
+@pytest.mark.parametrize("ranges", [50, 150, 3_000])
 def test_a_flipped_bit_in_a_page_never_changes_a_ledger(tmp_path: Path, ranges: int) -> None:
     """A lease would go by ranges that nobody wrote."""
     rng, store = random.Random(ranges), ObjectStore(str(tmp_path))
@@ -128,6 +126,7 @@ def test_a_flipped_bit_in_a_page_never_changes_a_ledger(tmp_path: Path, ranges: 
     sound = bytes(encode_ledger(Ledger(LedgerHeader(), rows)).data)
     store.write("f", sound)
     expected = store.read_parquet("f", LEASES_SCHEMA)
+    assert expected.num_rows == 1 + ranges
     pages = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
     refused = 0
     for _ in range(200):
