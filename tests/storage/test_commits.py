@@ -140,6 +140,7 @@ def test_an_old_handle_goes_on_after_the_log_was_cleaned(queue: Queue, knows: st
     index_and_clean(other)
     queue.publish("e")
     receipt = old.publish("f", producer_id="p", producer_sequence=1)
+    assert old.stats()["published"] == 6
     found = {m.sequence: m.value for m in lease(old, 100).messages}
     assert sorted(found.values()) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert found[receipt.sequences[0]] == b"f"

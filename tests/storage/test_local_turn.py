@@ -265,6 +265,7 @@ def test_a_failed_commit_does_not_claim_that_nobody_ran_a_delegated_command(
     with pytest.raises(errors.StorageError, match=match) as caught:
         asked.result(30)
     assert caught.value.data["landed"] is None
+    assert len(list(Path(queue.path, "leases").rglob("part-*"))) == 1, "its file is gone"
     assert requests(queue) == []
 
 

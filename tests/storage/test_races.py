@@ -240,7 +240,8 @@ def test_a_commit_to_two_groups_drops_one_and_changes_the_other(queue: Queue) ->
     one.write(*changes, operation_id="1", note={})
     assert revisions(one) == revisions(two) == {"other": 1}
     rows = DeltaTable(f"{queue.path}/leases").to_pyarrow_table()
-    assert rows["consumer_group"].to_pylist() == ["other"], "another engine sees the same"
+    (row,) = rows.select(["consumer_group", "first", "last"]).to_pylist()
+    assert list(row.values()) == ["other", -1, -1], "another engine sees the same"
 
 
 @pytest.mark.parametrize("tagged", [True, False])
@@ -250,10 +251,8 @@ def test_the_history_tells_apart_what_a_commit_did_to_two_groups(
     if not tagged:
         limits(tag_bytes=0)
     leases = ledgers_of(queue)
-    groups = ("a", "b", "c")
-    ledgers = [
-        Ledger(LedgerHeader(), [], [("acked", Range(n, n, SETTLED, 1))] * n) for n in range(3)
-    ]
+    groups = ("a", "b")
+    ledgers = [Ledger(LedgerHeader(), [], [("acked", Range(n, n, SETTLED, 1))] * n) for n in (0, 2)]
     note = note_of_groups([{"group": name, "operation": f"ack {name}"} for name in groups])
     changes = zip(map(leases.read, groups), ledgers, strict=True)
     leases.write(*changes, operation_id="all", note=note)
@@ -262,9 +261,8 @@ def test_the_history_tells_apart_what_a_commit_did_to_two_groups(
         rows = history(handle).select(names).to_pylist()
         assert [tuple(row.values()) for row in rows if row["operation_id"] == "all"] == [
             (0, "a", "ack a", "all", None),
-            (1, "b", "ack b", "all", 1),
-            (2, "c", "ack c", "all", 2),
-            (3, "c", "ack c", "all", 2),
+            (1, "b", "ack b", "all", 2),
+            (2, "b", "ack b", "all", 2),
         ]
 
 
@@ -299,7 +297,6 @@ def test_a_publish_that_landed_is_not_repeated(
     wrapper = on_log_commit(fail=lie)
     receipt = queue.publish(["a", "b"], **producer)
     assert wrapper.calls == 1
-    assert queue.stats()["published"] == 2
     assert [m.sequence for m in lease(queue).messages] == list(receipt.sequences)
 
 

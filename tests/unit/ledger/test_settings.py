@@ -12,7 +12,7 @@ import pytest
 from support.ledger_group import Group
 
 from spark_mq import GroupSettings, QueueSettings
-from spark_mq.errors import InvalidOption, UnsupportedTable
+from spark_mq.errors import InvalidOption, NotAQueue, UnsupportedTable
 from spark_mq.ledger.owner_commands import Configure
 from spark_mq.ledger.ranges import Ledger, LedgerHeader, LogFingerprint
 from spark_mq.storage.ledger_files import from_rows, to_rows
@@ -58,15 +58,15 @@ def test_an_id_and_a_home_are_kept_but_no_part_of_the_settings():
     assert found == QueueSettings()
 
 
-def test_a_ledger_of_a_newer_version_is_refused_by_name():
+def test_a_ledger_of_a_newer_version_or_of_none_is_refused_by_name():
     rows = to_rows("g", Ledger(LedgerHeader(log_fingerprints=(LogFingerprint(5, "a"),))))
     assert from_rows(rows).head.log_fingerprints == (LogFingerprint(5, "a"),)
-    detail = {**json.loads(rows["detail"][0].as_py()), "priorities": [1]}
-    newer = rows.set_column(
-        rows.schema.names.index("detail"), "detail", pa.array([json.dumps(detail)])
-    )
-    with pytest.raises(UnsupportedTable, match="priorities"):
-        from_rows(newer)
+    detail, at = json.loads(rows["detail"][0].as_py()), rows.schema.names.index("detail")
+    named = {"not know priorities": {**detail, "priorities": [1]}, "it lacks counters": {}}
+    for why, other in named.items():
+        other_rows = rows.set_column(at, "detail", pa.array([json.dumps(other)]))
+        with pytest.raises((UnsupportedTable, NotAQueue), match=why):
+            from_rows(other_rows)
 
 
 @pytest.mark.parametrize("owner", [GroupSettings, QueueSettings])
