@@ -193,7 +193,7 @@ class LedgerEditor:
         added = sorted(self._added, key=_first_of)
         rows = self._neighbours(added)
         self._removed.update(rows)
-        near = self.ledger.ranges_at(rows)
+        near = self.ledger.ranges_at(rows) if rows else []
         of_ledger = {r.first for r in near}
         out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
         for r in sorted([*added, *near], key=_first_of):
