@@ -169,12 +169,10 @@ def test_a_dead_message_of_the_dead_letter_queue_is_dropped_and_never_copied(
         assert swept.sweep().routed == 0
         if (more := group.lease("w", max_messages=1)) is not None:
             more.reject(error="not mine")
-    stats = group.stats()
     assert letters.stats()["published"] == 2
-    assert (stats.dropped, stats.dead, stats.transferring) == (2, 0, 0)
-    finished = letters.finished("fixer")
-    assert finished["outcome"].to_pylist() == ["dropped"] * 2
-    assert finished["error"].to_pylist() == ["not mine"] * 2
+    assert group.stats() == having(dropped=2, dead=0, transferring=0)
+    finished = letters.finished("fixer").select(["outcome", "error"]).to_pylist()
+    assert finished == [{"outcome": "dropped", "error": "not mine"}] * 2
     assert dead_values(queue) == [b"0", b"1"], "other groups still read them"
     assert queue.redrive().messages == 2
     swept.sweep()
@@ -182,11 +180,13 @@ def test_a_dead_message_of_the_dead_letter_queue_is_dropped_and_never_copied(
 
 
 def test_a_sweep_expires_the_leases_of_each_group(queue: Queue, clock: ManualClock) -> None:
-    queue.publish(["a", "b"])
-    lease(queue, group="one")
-    lease(queue, 1, group="two")
+    for each in (queue, queue.dead_letters):
+        each.publish(["a", "b"])
+        lease(each, group="one")
+        lease(each, 1, group="two")
     clock.advance("1h")
     assert [queue.sweep().expired for _ in range(2)] == [3, 0]
+    assert [note["operation"] for note in notes(queue.dead_letters)[-2:]] == ["expire"] * 2
 
 
 # -- trim

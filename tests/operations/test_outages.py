@@ -470,7 +470,7 @@ def test_a_worker_that_was_idle_for_long_does_not_wait_for_ever(
     queue.publish("a")
     outage.error = lambda *_: REFUSALS["no right"][0]  # type: ignore[assignment]
     with outage.of("leases", WRITES), pytest.raises(errors.StorageError, match="Permission"):
-        again(queue).group().work(lambda _: None, mode="batch")
+        Queue.create(queue.path, exist_ok=True).group().work(lambda _: None, mode="batch")
     assert drained(queue) == [(b"a", 1)]
 
 
