@@ -201,7 +201,9 @@ class MessageLog:
 
     def _catch_up(self, latest: int) -> None:
         broken = None
-        if self._published.index.version < 0:  # a new handle: commits/ has most commits
+        # For a new handle commits/ has most commits. Of a trimmed file without statistics, it alone
+        # has the number of rows.
+        if self._published.index.version < max(0, self.trimmed >> ORDINAL_BITS):
             try:
                 self._load()
             except CorruptLog as error:

@@ -54,9 +54,12 @@ def test_a_delayed_message_is_not_delivered_early_because_its_times_could_not_be
 
 def test_a_file_without_statistics_may_be_trimmed(delta_queue: Make, clock: ManualClock) -> None:
     queue = delta_queue(retention=0)
+    late = again(queue)
+    assert late.stats()["published"] == 0
     add_values(queue, b"a")
     take(queue.group())
     clock.advance(5)
     assert queue.sweep().trimmed_files == 1
     queue.publish(["b"])
-    assert take(again(queue).group()) == ["b"]
+    assert again(queue).group().stats().ready == 1
+    assert take(late.group()) == ["b"]
