@@ -64,6 +64,7 @@ def test_a_file_is_sorted_by_priority_and_lane(queue: Queue) -> None:
     assert {m.sequence: m.text for m in by_sequence} == {
         seq: str(n) for n, seq in enumerate(receipt.sequences)
     }
+    assert repr(receipt.sequences).endswith(", ...]")
     for slot in set(expected):
         of = [int(m.text) for m, b in zip(by_sequence, expected, strict=True) if b == slot]
         assert of == sorted(of)

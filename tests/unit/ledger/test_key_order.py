@@ -250,7 +250,7 @@ def test_an_extension_revives_nothing_behind_an_expired_message_and_keeps_its_co
 
 
 def test_an_extension_still_returns_what_it_did_not_revive_uncounted() -> None:
-    group = ordered(file_of(1, (0, 0, 3)))
+    group = ordered(file_of(1, (9, 0, 3)))  # the first slot of all
     group.lease("a", 10)
     rest = [sequence(1, 1), sequence(1, 2)]
     group.extend("a", 5 * TIMEOUT, rest)

@@ -58,11 +58,13 @@ def test_a_message_that_waits_for_its_retry_has_the_age_of_its_time():
 
 
 def test_a_later_file_may_have_been_due_before_the_first_one():
-    group = Group(4, files=[timed(0, 100, 990), timed(1, 300, 980, None), timed(3, 999, None)])
+    other = DataFile(0, 1, "other", 1, 10, group="another")
+    files = [other, timed(1, 100, 990), timed(2, 300, 980, None), timed(4, 999, None)]
+    group = Group(5, files=files)
     assert age(group) == 700
     group.lease("a", 3)
     assert age(group) == 700
-    group.settle(ACK, "a", [2])
+    group.settle(ACK, "a", [3])
     assert age(group) == 20
 
 

@@ -51,9 +51,11 @@ def test_a_feed_leases_other_lanes_only_for_handlers_that_are_idle() -> None:
 
 
 def test_a_feed_leases_ahead_for_a_second_of_its_handlers() -> None:
-    demand = Demand(70, 1.0, may_prefetch=True)
+    demand = Demand(100, 1.0, may_prefetch=True)
     assert demand.wanted(4, 1, LaneChains()) == 3, "as long as nobody knows how long one takes"
     for seconds in (0.05, 0.1):
         demand.note_end(seconds, failed=False)
+    assert demand.wanted(4, 0, LaneChains()) == 71, "one takes 60 ms"
+    demand.most = 70
     held = (0, 36, 37)
     assert [demand.wanted(4, count, LaneChains()) for count in held] == [70, 34, 0]
