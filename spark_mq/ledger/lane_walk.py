@@ -127,7 +127,6 @@ class LaneWalk:
                 if self.selection.full:
                     return
                 self.selection.take(row, begins, (begins + start, begins + end))
-        self._close(present & ~wanted)
 
     def _take_runs(self, row: int | None, piece: FilePiece) -> None:
         """Take from a file whose slots are not sorted, run by run."""
