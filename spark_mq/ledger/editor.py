@@ -191,29 +191,37 @@ class LedgerEditor:
     def _merge(self) -> list[Range]:
         """Join the added ranges and equal neighbours in the ledger."""
         added = sorted(self._added, key=_first_of)
-        rows = self._neighbours(added)
-        self._removed.update(rows)
-        near = self.ledger.ranges_at(rows) if rows else []
-        of_ledger = {r.first for r in near}
+        near, apart = self._neighbours(added)
+        self._removed.update(near)
+        beside = self.ledger.ranges_at(near) if near else []
+        of_ledger = {r.first for r in beside}
         out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
-        for r in sorted([*added, *near], key=_first_of):
+        for r in sorted([*added, *beside], key=_first_of):
             span: _Span = (r.first, r.last, r.message_count)
-            alike = bool(out) and out[-1][0].same_state_as(r)
-            # Others may lie between two ranges of the ledger.
-            if alike and not of_ledger.issuperset((out[-1][0].first, r.first)):
-                span = _join(out.pop()[1], span)
+            if out and out[-1][0].same_state_as(r):
+                before = out[-1][0].first
+                # Others may lie between two ranges of the ledger.
+                others = of_ledger.issuperset((before, r.first))
+                if not (others or bisect_left(apart, before) < bisect_left(apart, r.first)):
+                    span = _join(out.pop()[1], span)
             out.append((r, span))
         return [_with_span(r, span) for r, span in out]
 
-    def _neighbours(self, added: Sequence[Range]) -> list[int]:
-        """Return the kept rows next to added ranges, which are sorted."""
+    def _neighbours(self, added: Sequence[Range]) -> tuple[list[int], list[int]]:
+        """Return the kept rows next to sorted ranges that may join them, and where others begin."""
         firsts = self.ledger.first_sequences
         starts = [bisect_left(firsts, r.first) for r in added]
         stops = [bisect_left(firsts, r.last + 1) for r in added]
         before = (range(*rows)[::-1] for rows in zip([0, *stops], starts, strict=False))
         after = (range(*rows) for rows in zip(stops, [*starts[1:], len(firsts)], strict=False))
-        near = {self._first_kept(rows) for rows in chain(before, after)}
-        return sorted(row for row in near if row is not None)
+        kept = {self._first_kept(rows) for rows in chain(before, after)}
+        rows = sorted(row for row in kept if row is not None)
+        if not rows:
+            return [], []
+        # Most have another state, so that nothing else of them need be read.
+        states, found = {r.state for r in added}, self.ledger.values_at("state", rows)
+        alike = [row for row, state in zip(rows, found, strict=True) if state in states]
+        return alike, [firsts[row] for row in sorted({*rows}.difference(alike))]
 
     def _first_kept(self, rows: range) -> int | None:
         for row in rows:  # A plain loop, because it runs twice for each added range.
