@@ -191,12 +191,10 @@ class LedgerEditor:
     def _merge(self) -> list[Range]:
         """Join the added ranges and equal neighbours in the ledger."""
         added = sorted(self._added, key=_first_of)
-        near, apart = self._neighbours(added)
-        self._removed.update(near)
-        beside = self.ledger.ranges_at(near) if near else []
-        of_ledger = {r.first for r in beside}
+        near, apart = self._take_neighbours(added)
+        of_ledger = {r.first for r in near}
         out: list[tuple[Range, _Span]] = []  # each range is made once, after its span is known
-        for r in sorted([*added, *beside], key=_first_of):
+        for r in sorted([*added, *near], key=_first_of):
             span: _Span = (r.first, r.last, r.message_count)
             if out and out[-1][0].same_state_as(r):
                 before = out[-1][0].first
@@ -207,8 +205,8 @@ class LedgerEditor:
             out.append((r, span))
         return [_with_span(r, span) for r, span in out]
 
-    def _neighbours(self, added: Sequence[Range]) -> tuple[list[int], list[int]]:
-        """Return the kept rows next to sorted ranges that may join them, and where others begin."""
+    def _take_neighbours(self, added: Sequence[Range]) -> tuple[list[Range], list[int]]:
+        """Take out the ranges that may join sorted ones. Return them, and where others begin."""
         firsts = self.ledger.first_sequences
         starts = [bisect_left(firsts, r.first) for r in added]
         stops = [bisect_left(firsts, r.last + 1) for r in added]
@@ -221,7 +219,9 @@ class LedgerEditor:
         # Most have another state, so that nothing else of them need be read.
         states, found = {r.state for r in added}, self.ledger.values_at("state", rows)
         alike = [row for row, state in zip(rows, found, strict=True) if state in states]
-        return alike, [firsts[row] for row in sorted({*rows}.difference(alike))]
+        apart = [firsts[row] for row, state in zip(rows, found, strict=True) if state not in states]
+        self._removed.update(alike)
+        return self.ledger.ranges_at(alike), apart
 
     def _first_kept(self, rows: range) -> int | None:
         for row in rows:  # A plain loop, because it runs twice for each added range.
