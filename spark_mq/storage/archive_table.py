@@ -63,9 +63,9 @@ def _statistics(rows: pa.Table) -> str:
     latest = pc.max(rows["committed_at"]).as_py()
     least = {} if first is None else {"first": first}
     most = {} if last is None else {"last": last}
-    # Commits have whole milliseconds, as Delta's statistics do.
-    text = latest and latest.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    most |= {"committed_at": text} if text else {}
+    if latest is not None:  # commits have whole milliseconds, as Delta's statistics do
+        text = latest.isoformat(timespec="milliseconds")
+        most["committed_at"] = text.replace("+00:00", "Z")
     return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": most})
 
 
