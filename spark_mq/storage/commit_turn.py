@@ -112,11 +112,12 @@ class CommitTurn(ABC):
         self._seen = log.state.version  # up to this version, the notes were read
         self._missed = -1  # the last version whose note could not be read
         self._ran: dict[str, Any] = {}  # outcomes in the notes since then, by request
-        self.shared = False  # whether the commit that ran the own request ran others, too
+        self.outcome: Any | None = None  # of the own request, in the commit of another writer
+        self.shared = False  # whether that commit ran other requests, too
 
     @abstractmethod
-    def wait(self, until: float) -> Any | None:
-        """Return the outcome in another's commit, or None if this writer must commit by itself."""
+    def wait(self, until: float) -> None:
+        """Wait for an outcome in another's commit, or until this writer must commit by itself."""
 
     @abstractmethod
     def requests_to_run(self) -> Sequence[DelegatedRequest]:
@@ -143,10 +144,6 @@ class CommitTurn(ABC):
         known = (request for request in requests if request.base >= self._missed)
         return [request for request in known if request.request_id not in self._ran]
 
-    def outcome(self) -> Any | None:
-        """Return the outcome of the own request, or None if no known commit ran it."""
-        return None if self._request is None else self._ran.get(self._request.request_id)
-
     def outcome_after(self, error: Exception) -> Any:
         """Return the outcome of the own request in another writer's commit, after an error.
 
@@ -157,8 +154,8 @@ class CommitTurn(ABC):
             raise error
         with contextlib.suppress(*STORE_ERRORS):
             self._follow()
-        if (outcome := self.outcome()) is not None:
-            return outcome
+        if self.outcome is not None:
+            return self.outcome
         raise StorageError(
             f"an operation in {self._log.path} failed: {one_line(error.__cause__ or error)}. It "
             "was delegated, so other workers may still run it. Retry: a settle may be repeated, "
@@ -191,4 +188,5 @@ class CommitTurn(ABC):
         if isinstance(served, dict):
             self._ran |= served
             if self._request is not None and self._request.request_id in served:
+                self.outcome = served[self._request.request_id]
                 self.shared = len(served) > 1

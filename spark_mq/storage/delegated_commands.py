@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from spark_mq.delta.log import DeltaLog
@@ -113,8 +114,13 @@ def delete_soon(files: ObjectStore, paths: Sequence[str]) -> None:
         except STORE_ERRORS as error:
             _log.debug("requests in %s were not deleted: %s", files.root, error)
 
+    _start(delete)
+
+
+def _start(act: Callable[[], None]) -> None:
+    """Let a thread do what nobody waits for. The end of the process may cut it short."""
     # The files of a killed process are stale soon.
-    threading.Thread(target=delete, name="spark_mq requests", daemon=True).start()
+    threading.Thread(target=act, name="spark_mq requests", daemon=True).start()
 
 
 class Peers:
@@ -151,10 +157,7 @@ class Peers:
         self._lone_commits += 1
         if self._lone_commits >= LOOK_EVERY:
             self._lone_commits = 0
-            look = threading.Thread(
-                target=self._look_for_others, args=(files,), name="spark_mq requests", daemon=True
-            )
-            look.start()
+            _start(partial(self._look_for_others, files))
 
     def _look_for_others(self, files: ObjectStore) -> None:
         try:
@@ -243,7 +246,7 @@ class DelegationTurn(CommitTurn):
     def request_id(self) -> str:
         return self._request.request_id
 
-    def wait(self, until: float) -> Any | None:
+    def wait(self, until: float) -> None:
         self.delegate()
         began, listed, listed_at = time.monotonic(), None, -1
         self._look_at = began + REQUESTS_BEFORE_OUTCOME * self._latency
@@ -253,14 +256,13 @@ class DelegationTurn(CommitTurn):
                 self._wait_for_commit(led_until)
             elif listed is None or self._is_turn(listed, now - began) or now > until:
                 if self._log.state.version == listed_at:
-                    return None
+                    return
                 listed, listed_at = self._look(), self._log.state.version
                 # What commits nothing does not have to wait for those before it.
                 if self._is_idle():
-                    return None
+                    return
             else:
                 self._wait_for_commit(min(until, now + WAIT_PER_WRITER_SECONDS))
-        return self._ran[self.request_id]
 
     def delegate(self) -> None:
         """Write the request, if it is not there yet."""
@@ -280,8 +282,8 @@ class DelegationTurn(CommitTurn):
         while self._log.state.version <= self._seen and (now := time.monotonic()) <= until:
             look_at = max(self._look_at, peers.due_at)
             if peers.leads:  # another thread makes the next commit
-                time.sleep(POLL_SECONDS)
-            elif now < look_at:
+                look_at = now + POLL_SECONDS
+            if now < look_at:
                 time.sleep(min(look_at, until + POLL_SECONDS) - now)
             else:
                 self._look_for_commit(now)
@@ -355,10 +357,9 @@ class DelegationTurn(CommitTurn):
         version = self._log.state.version
         known_after = version
         for commit in reversed(self._log.known_commits(version - _KNOWN_COMMITS, version)):
-            if commit.version != known_after:
-                break
-            known_after -= 1
-            self._read_note(commit.note)
+            if commit.version == known_after:  # else there is a gap
+                known_after -= 1
+                self._read_note(commit.note)
         return known_after
 
     def others_lead(self, count: int) -> bool:

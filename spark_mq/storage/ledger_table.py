@@ -132,10 +132,9 @@ class LedgerTable:
         `without_ledger` leaves the ledger out, so that a change can replace a broken one. `refresh`
         asks the store for newer commits. With None, the store skips that if it costs a request.
         """
-        seen = -1
-        refresh = self.files.is_local if refresh is None else refresh
+        seen: int | None = None
+        looked = self.files.is_local if refresh is None else refresh
         while True:
-            looked = refresh or seen >= 0
             version, files = self._partition(group, looked)
             token = _Token(version, files)
             if without_ledger:
@@ -144,9 +143,9 @@ class LedgerTable:
                 return LedgerSnapshot(group, self._ledger(group, files), token, looked)
             except FileNotFoundError as error:
                 # A cleaner, or a VACUUM, deleted the file after another commit had replaced it.
-                if seen == token.version:
+                if seen == version:
                     raise self._unreadable(group, files, error) from error
-                seen = token.version
+                seen, looked = version, True
             except (pa.ArrowInvalid, NotAQueue) as error:
                 raise self._unreadable(group, files, error) from error
             except OSError as error:
@@ -242,8 +241,6 @@ class LedgerTable:
                     self._discard(file)
             raise
         self._last_operation, self.was_changed = operation_id, True
-        if self._notes_read_up_to == version - 1:
-            self._notes_read_up_to = version
         if not self._files_checked:
             self._files_checked = True
             if self.files.is_local:  # over a store the sweep does it, because that costs requests
@@ -251,7 +248,6 @@ class LedgerTable:
         for snapshot, ledger in changes:
             group = snapshot.group
             if ledger is None:
-                self._cache.forget(group)
                 with contextlib.suppress(*STORE_ERRORS):  # or the sweep deletes them
                     delete_heartbeats(self.files, group)
             else:

@@ -87,16 +87,15 @@ class LocalTurn(CommitTurn):
         self.is_first = False  # whether this writer holds the line
         self._has_asked = False  # others to run the commands, if they can
 
-    def wait(self, until: float) -> Any | None:
+    def wait(self, until: float) -> None:
         if self.is_first:
-            return None
+            return
         try:
-            return self._stand_in_line(until)
+            self._stand_in_line(until)
         except OSError as error:  # a full or read-only disk, or a file system without locks
             _log.debug("no place in the line %s: %s", self._lock_path, error)
-            return None
 
-    def _stand_in_line(self, until: float) -> Any | None:
+    def _stand_in_line(self, until: float) -> None:
         frozen_at = time.monotonic() + PATIENCE_SECONDS
         while not self._step_up():
             now = time.monotonic()
@@ -106,16 +105,13 @@ class LocalTurn(CommitTurn):
             elif self._file is not None and _is_deleted(self._file):
                 self._withdraw()
                 self._follow()
-                if (outcome := self.outcome()) is not None:
-                    return outcome
-            if now > until:
-                return None
+            if now > until or self.outcome is not None:
+                return
             if now > frozen_at:
                 if not self._others_commit():
                     self._pass_holder()
                 frozen_at = now + PATIENCE_SECONDS
             time.sleep(POLL_SECONDS)
-        return None
 
     def _step_up(self) -> bool:
         """Lock the line. Return False if another writer holds it."""
@@ -197,8 +193,7 @@ class LocalTurn(CommitTurn):
 
     def _expected(self) -> int:
         """Return how many requests of others the last commit ran."""
-        version = self._log.state.version
-        for commit in self._log.known_commits(version, version):
+        for commit in self._log.known_commits(self._seen, self._seen):
             served = commit.note.get(SERVED)
             if isinstance(served, dict):
                 return sum(outcome is not None for outcome in served.values())
@@ -206,7 +201,7 @@ class LocalTurn(CommitTurn):
 
     def _readable(self, paths: Sequence[str]) -> Iterator[DelegatedRequest]:
         """Yield the requests of writers that live. Delete those of dead ones."""
-        oldest = self._log.state.version - MAX_COMMITS
+        oldest = self._seen - MAX_COMMITS
         for path in paths[:MAX_REQUESTS]:
             try:
                 with io.FileIO(path) as file:
@@ -237,7 +232,6 @@ class LocalTurn(CommitTurn):
         finally:
             if self._line is not None:
                 _close(self._line)
-                self.is_first = False
 
     def __del__(self) -> None:
         for file in (self._line, self._file):

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -124,7 +124,7 @@ class OptimisticCommit:
                 except STORE_ERRORS as error:
                     if self._turn is None:
                         raise
-                    self._accept(self._turn.outcome_after(error))
+                    self._accept(self._turn, self._turn.outcome_after(error))
                 finally:
                     self._end_turn()
         except BaseException:  # an interrupt may keep the lock from its release
@@ -147,9 +147,8 @@ class OptimisticCommit:
                     if met and looked and self._turn is None and self._store.delegates:
                         # Each commit of others cost requests, although it changed other groups.
                         self._peers.met()
-                    return
-                if looked:  # else the state may be old
-                    self._leave(self._requests)
+                if after or looked:  # else the state may be old
+                    self._leave_others()
                     return
             except CommitConflict as error:
                 self._lost(error, began, started)
@@ -176,7 +175,13 @@ class OptimisticCommit:
             looked = not self._store.may_skip_look() if refresh is None else refresh
             if looked:
                 self._store.version()
-        return {group: self._snapshot(group, looked) for group in self._batch.groups}, looked
+        snapshots = {group: self._snapshot(group, looked) for group in self._batch.groups}
+        if self._turn is not None:  # a commit up to the snapshots may have run some requests
+            left = self._turn.not_run(self._requests)
+            if len(left) < len(self._requests):
+                self._requests = left
+                self._batch.take(left)
+        return snapshots, looked
 
     def _snapshot(self, group: str, looked: bool) -> LedgerSnapshot | CorruptLog:
         without_ledger = self._batch.without_ledger
@@ -187,21 +192,16 @@ class OptimisticCommit:
         return snapshot if snapshot.looked == looked else replace(snapshot, looked=looked)
 
     def _was_run(self) -> bool:
-        """Leave out the requests that a commit up to the snapshot ran. Return if the own is one."""
-        if self._turn is None:
+        """Return whether another writer ran the commands. Use its outcome if so."""
+        if self._turn is None or (outcome := self._turn.outcome) is None:
             return False
-        left = self._turn.not_run(self._requests)
-        if len(left) < len(self._requests):
-            self._requests = left
-            self._batch.take(left)
-        if (outcome := self._turn.outcome()) is None:
-            return False
-        self._accept(outcome)
+        self._accept(self._turn, outcome)
         return True
 
-    def _accept(self, outcome: Any) -> None:
+    def _accept(self, turn: CommitTurn, outcome: Any) -> None:
         """Use the outcome in the commit of another writer."""
         self._batch.accept(outcome)
+        self._won(0.0, shared=turn.shared)
         self._store.was_changed = True
 
     def _wait(self, until: float) -> bool:
@@ -210,17 +210,15 @@ class OptimisticCommit:
             self._turn = self._store.turn(
                 self._batch.delegable, self._is_idle, lost=self._losses > 0
             )
-        turn = self._turn
-        if turn is not None and (outcome := turn.wait(until)) is not None:
-            self._won(0.0, shared=turn.shared)
-            self._accept(outcome)
-            return True
+        if self._turn is not None:
+            self._turn.wait(until)
+            if self._was_run():
+                return True
         self._peers.grant_pleas()
         # Writers that share make few commits, so a race with them is rare.
         if self._backoff.pause and self._delegation is None:
             self._backoff.wait(self._batch.priority.value)
-        if turn is not None:
-            self._take_requests(turn)
+        self._take_requests()
         return False
 
     def _is_idle(self) -> bool:
@@ -233,16 +231,16 @@ class OptimisticCommit:
         """Return the turn if it keeps writers of all machines from races."""
         return self._turn if isinstance(self._turn, DelegationTurn) else None
 
-    def _leave(self, requests: Iterable[DelegatedRequest]) -> None:
-        """Leave requests to their own writers."""
+    def _leave_others(self) -> None:
+        """Leave the requests that did not run to their own writers."""
         if self._turn is not None:
-            self._turn.leave(requests)
+            self._turn.leave(request for request in self._requests if request not in self._ran)
 
-    def _take_requests(self, turn: CommitTurn) -> None:
+    def _take_requests(self) -> None:
         """Read the requests to run with the next commit."""
-        if self._batch.exclusive:
+        if self._turn is None or self._batch.exclusive:
             return
-        self._requests = turn.requests_to_run()
+        self._requests = self._turn.requests_to_run()
         self._batch.take(self._requests)
 
     def _lost(self, error: CommitConflict, began: float, started: float) -> None:
@@ -294,7 +292,6 @@ class OptimisticCommit:
             whole_table=batch.whole_table,
         )
         self._ran = [request for request in self._requests if request.request_id in ran]
-        self._leave(request for request in self._requests if request not in self._ran)
         self._leads = leads
         if leads and is_own:
             self._leads_until = time.monotonic() + LEAD_SECONDS
@@ -338,14 +335,13 @@ class OptimisticCommit:
                 self._ran, self._batch = (), self._batch.of_others()
                 self._peers.grant_pleas()
                 turn.find_more_requests(served)
-                self._take_requests(turn)
+                self._take_requests()
                 snapshots, _ = self._read(None)
-                self._was_run()
                 after = self._batch.apply(snapshots)
+                met = self._write(snapshots, after, began) if after else 0
+                self._leave_others()
                 if not after:  # no requests, or only their own writers can run them
-                    turn.leave(self._requests)
                     return
-                met = self._write(snapshots, after, began)
                 done += self._ran
                 if len(done) >= DELETED_TOGETHER:
                     turn.delete(done)

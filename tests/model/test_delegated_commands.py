@@ -95,7 +95,7 @@ class Requests(Writers):
         writer.leads = False
         snapshot = writer.table.read(GROUP, refresh=False)
         writer.requests = writer.turn.not_run(writer.requests)
-        if writer.turn.outcome() is not None:
+        if writer.turn.outcome is not None:
             self.accepted.add(writer.turn.request_id)
             writer.turn = None
             return

@@ -101,8 +101,8 @@ class Line(Writers):
         """It finds its outcome, or the line free."""
         writer = self.writers[at]
         assert writer.turn is not None
-        outcome = writer.turn.wait(0.0)
-        if outcome is not None:
+        writer.turn.wait(0.0)
+        if writer.turn.outcome is not None:
             self.accept(at)
         elif writer.turn.is_first:
             writer.is_first = True
@@ -141,7 +141,7 @@ class Line(Writers):
         )
         snapshots = [writer.table.read(group) for group in groups]
         requests = turn.not_run(requests)
-        if turn.outcome() is not None:
+        if turn.outcome is not None:
             self.accept(at)
             return
         self.commits += 1
@@ -281,7 +281,7 @@ TestLine.settings = settings(
         # A frozen holder runs the request of a writer that has passed it.
         ("CommitTurn.own_outcome", returns({}), "ran"),
         # A writer that takes the line although a commit ran its commands.
-        ("CommitTurn.outcome", returns(None), "ran"),
+        ("CommitTurn._read_note", then(lambda _, a: setattr(a.self, "outcome", None)), "ran"),
         # A writer that died while it waited.
         (
             "local_turn:_lock",

@@ -79,7 +79,8 @@ def lease_of(count: int = 5) -> Acquire:
 
 
 def outcome(turn: DelegationTurn) -> Any:
-    return turn.wait(time.monotonic() + MINUTE)
+    turn.wait(time.monotonic() + MINUTE)
+    return turn.outcome
 
 
 def granted(turn: DelegationTurn, at: int = 0) -> set[int]:
@@ -111,6 +112,7 @@ def keep_requests(byte_store: ByteStore) -> None:
     """Let no request be deleted."""
 
     def delete(call: Call) -> None:
+        assert threading.current_thread().daemon, "a process ends without it"
         if not call.args[0][0].startswith(FOLDER):
             call.run()
 
@@ -250,15 +252,15 @@ def test_a_writer_that_can_delegate_nothing_pleads_after_two_lost_races(
 
 
 @pytest.mark.parametrize(
-    ("asked", "foreign", "granted"),
-    [(0.75, "plea-x", 0.75), (900.0, "plea-99999999-", 1.0), (0.25, "plea-99999-", 1.0)],
+    ("pause", "foreign", "granted"),
+    [(0.25, "plea-x", 0.75), (900.0, "plea-99999999-", 1.0), (0.1, "plea-99999-", 1.0)],
 )
 def test_a_plea_is_granted_once(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, asked: float, foreign: str, granted: float
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, pause: float, foreign: str, granted: float
 ) -> None:
     waits, peers = list[float](), Peers()
     monkeypatch.setattr(time, "sleep", waits.append)
-    path = plead(ledgers_of(queue).files, asked)
+    (path,) = ledgers_of(queue).ask_others(pause, 0.125)
     listed = [path, f"{FOLDER}/{foreign}{uuid.uuid4().hex}"]
     for _ in range(3):
         peers.read_names(listed)
@@ -288,7 +290,7 @@ def test_a_request_that_cannot_change_all_of_its_groups_changes_none(queue: Queu
     own = leased(sharing(queue), 5)
     assert len(sequences(own)) == 5
     assert {lease.worker_id for lease in again(queue).group().leases()} == {"w"}
-    assert turn.outcome() is None
+    assert turn.outcome is None
     turn.close()
 
 
@@ -428,13 +430,13 @@ def test_a_writer_looks_when_the_next_commit_of_the_leader_is_due(
     byte_store.on("read", "write", act=request, of=ledgers.files)
     peers.follow_leader({LEADS: True}, 1.5)
     turn = DelegationTurn(ledgers.files, ledgers.log, [], peers)
-    assert turn.wait(MINUTE) is None, "it commits itself"
+    assert outcome(turn) is None, "it commits itself"
     assert made == [0.0, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 2.0, 3.0, 3.1, 3.2], "two at a time"
     turn.find_more_requests(0)
     assert made[11:] == [3.5], "after those that the commit served"
     commits.append(4.5)
     next_turn = DelegationTurn(ledgers.files, ledgers.log, [], peers)
-    assert next_turn.wait(MINUTE) is None
+    assert outcome(next_turn) is None
     assert made[12:16] == [3.6, 4.0, 4.15, 4.25], "ten requests and 0.1 s after its last commit"
     assert made[16:] == [4.35, 4.5, 4.6], "it waits for the commit of the one before it at 4.5"
 
