@@ -20,10 +20,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from support.byte_store import Injected
 from support.handles import Killed, die, lease, until
 from support.marks import slow
 from support.people import signed_in
-from support.rule_variants import find_rule, rule_variant
+from support.rule_variants import find_rule, first, rule_variant
 from support.tables import ledgers_of
 
 import spark_mq
@@ -281,9 +282,15 @@ def test_an_interrupt_frees_the_locks_of_the_whole_process(name: str) -> None:
         assert not other.is_alive(), line
 
 
-def test_an_interrupt_at_its_release_frees_the_lock_of_a_commit(queue: Queue) -> None:
-    with rule_variant("Hold.__exit__", lambda _: die), pytest.raises(Killed):
+def test_interrupts_at_its_end_free_the_locks_of_a_commit(tmp_path: Path) -> None:
+    queue, cut = on_delta(tmp_path)(), Injected(lambda _: None, before=die)
+    close, release = (
+        rule_variant("LocalTurn.close", first(cut)),
+        rule_variant("Hold.__exit__", lambda _: die),
+    )
+    with close, release, pytest.raises(Killed):
         queue.group().ensure()
+    assert cut.calls == 2
     assert not ledgers_of(queue).commit_lock().owners
 
 
