@@ -66,9 +66,10 @@ def waiter_on(limits: Limits) -> Iterator[Starts]:
     ids=["nacked", "past its deadline"],
 )
 def test_what_makes_a_message_due_wakes_who_waits(
-    queue: Queue, clock: ManualClock, waiter_on: Starts, what: Callable[..., object]
+    make: Make, clock: ManualClock, waiter_on: Starts, what: Callable[..., object]
 ) -> None:
-    taken, waiter = leased(queue, "a"), waiter_on(again(queue))
+    queue = make(max_in_flight=1)
+    taken, waiter = leased(queue, "a", "b", count=1), waiter_on(again(queue))
     what(taken, clock)
     assert values(waiter) == [b"a"]
 
@@ -94,10 +95,18 @@ def test_a_publish_wakes_who_waits_and_who_loses_the_race_waits_on(
     assert values(loser) == [b"b"]
 
 
-def test_a_wait_ends_with_its_time_and_nothing(queue: Queue) -> None:
+@pytest.mark.parametrize("passed", ["1s", "61.000001s", "62s"])
+def test_a_wait_for_a_paused_group_ends_with_its_time_and_nothing(
+    queue: Queue, clock: ManualClock, tries: list[float], passed: str
+) -> None:
+    leased(queue, "a")
+    queue.group().pause()
+    clock.advance(passed)
+    tries.clear()
     started = time.monotonic()
-    assert queue.group().lease("w", wait="50ms") is None
+    assert queue.group().lease("w", wait="50ms", poll_interval=LONG) is None
     assert 0.05 <= time.monotonic() - started < 10
+    assert len(tries) == 1
 
 
 def test_a_full_group_is_waited_for_and_the_reason_is_known(make: Make, waiter_on: Starts) -> None:
