@@ -36,8 +36,7 @@ class KeepAlive:
     ) -> None:
         self._extend, self._on_limit = extend, on_limit or self._warn
         self._kept: dict[str, _Kept] = {}
-        self._lock = threading.Lock()
-        self._changed = threading.Event()
+        self._changed = threading.Condition()  # also the lock of the leases
         self._wakes_at = float("inf")  # when the thread looks next, if nothing changes
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -46,10 +45,10 @@ class KeepAlive:
         """Extend a lease by `timeout` for at most `limit`, both in microseconds. Return self."""
         now, seconds = time.monotonic(), timeout / SECOND
         due = now + seconds / 3
-        with self._lock:
+        with self._changed:
             self._kept[lease_id] = _Kept(lease_id, timeout, seconds, now + limit / SECOND, due)
             if due < self._wakes_at:
-                self._changed.set()
+                self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="spark_mq keep-alive", daemon=True
@@ -58,44 +57,45 @@ class KeepAlive:
         return self
 
     def remove(self, lease_id: str) -> None:
-        with self._lock:
+        with self._changed:
             self._kept.pop(lease_id, None)
 
     def set_limit(self, lease_ids: Iterable[str], limit: int | None) -> None:
         """Extend some leases for `limit` microseconds from now, or with None without a limit."""
         end = float("inf") if limit is None else time.monotonic() + limit / SECOND
-        with self._lock:
+        with self._changed:
             for lease_id in lease_ids:
                 if (kept := self._kept.get(lease_id)) is not None:
                     kept.end = end
 
     def stop(self) -> None:
         """Stop. No extension starts after this returns."""
-        self._stopped = True
-        self._changed.set()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            self._changed.clear()  # before the look, so that no change in between is missed
-            if self._stopped:
-                return
-            with self._lock:
-                due = min((lease.due for lease in self._kept.values()), default=float("inf"))
-                self._wakes_at = due
-            if (pause := due - time.monotonic()) > 0:
-                self._changed.wait(min(pause, threading.TIMEOUT_MAX))
-            else:
-                self._look()
+        while kept := self._wait_for_due():
+            self._look(kept)
 
-    def _look(self) -> None:
-        """Extend what is due, and find the leases that have reached their limit."""
+    def _wait_for_due(self) -> list[_Kept]:
+        """Wait until leases are due. Return all of their timeouts, or none after a stop."""
+        with self._changed:
+            while not self._stopped:
+                now, leases = time.monotonic(), self._kept.values()
+                self._wakes_at = min((lease.due for lease in leases), default=float("inf"))
+                if self._wakes_at <= now:
+                    # An early extension shares the commit of a due one.
+                    due = {lease.timeout for lease in leases if lease.due <= now}
+                    return [lease for lease in leases if lease.timeout in due]
+                self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
+        return []
+
+    def _look(self, kept: Sequence[_Kept]) -> None:
+        """Extend leases, and find those that have reached their limit."""
         now = time.monotonic()
-        with self._lock:
-            due = {lease.timeout for lease in self._kept.values() if lease.due <= now}
-            # All of one timeout, because an early extension shares the commit of a due one.
-            kept = [lease for lease in self._kept.values() if lease.timeout in due]
         for lease in kept:
             lease.due = min(now + lease.seconds / 3, max(lease.end, now + _LOOK_SECONDS))
         wanted = defaultdict[int, list[_Kept]](list)  # the leases by how long they are extended

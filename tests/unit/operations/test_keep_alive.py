@@ -16,12 +16,14 @@ from spark_mq.operations.keep_alive import KeepAlive
 
 
 def test_leases_of_one_timeout_are_extended_together_but_for_a_lost_one() -> None:
-    extended, known = defaultdict[tuple[tuple[str, ...], int], list[float]](list), threading.Event()
-    short, long = (("short",), 30_000), (("long", "longer"), 60_000)
+    idle, known = defaultdict[tuple[tuple[str, ...], int], list[float]](list), threading.Event()
+    short, long = (("short",), 90_000), (("long", "longer"), 180_000)
+    idle[short], threads = [time.monotonic()], set[threading.Thread]()
 
     def extend(lease_ids: Sequence[str], timeout: int) -> None:
-        extended[tuple(lease_ids), timeout].append(time.monotonic())
-        if long in extended and len(extended[short]) > 2:
+        idle[tuple(lease_ids), timeout].append(time.monotonic() - time.thread_time())
+        threads.add(threading.current_thread())
+        if long in idle and len(idle[short]) > 3:
             known.set()
         if "lost" in lease_ids:
             raise LeaseLost("it holds nothing", lease_id="lost", lost=[], result=None)
@@ -29,15 +31,15 @@ def test_leases_of_one_timeout_are_extended_together_but_for_a_lost_one() -> Non
     keep_alive = KeepAlive(extend)
     try:
         for lease_id in ("short", "long", "lost", "longer"):
-            keep_alive.add(lease_id, 30_000 if lease_id == "short" else 60_000, 3600 * SECOND)
+            keep_alive.add(lease_id, 90_000 if lease_id == "short" else 180_000, 3600 * SECOND)
         assert known.wait(60)
-        assert {one.daemon for one in threading.enumerate() if "keep-alive" in one.name} == {True}
     finally:
         keep_alive.stop()
+    assert [(one.daemon, one.is_alive()) for one in threads] == [(True, False)]
     tried = [("long", "lost", "longer"), ("long",), ("lost",), ("longer",)]
-    assert set(extended) == {short, long, *((lease_ids, 60_000) for lease_ids in tried)}
-    times = extended[short]
-    assert all(later - earlier > 0.009 for earlier, later in pairwise(times)), "a third of its time"
+    assert set(idle) == {short, long, *((lease_ids, 180_000) for lease_ids in tried)}
+    pauses = [later - earlier for earlier, later in pairwise(idle[short])]
+    assert min(pauses) > 0.025, "it sleeps for a third of its time"
 
 
 def test_a_short_lease_is_extended_while_a_long_one_waits() -> None:
