@@ -85,7 +85,7 @@ def _parents(root: str) -> Iterator[str]:
     scheme, remote, place = root.partition("://")
     if not remote:
         place = os.path.realpath(root)
-    while place.strip("/") and "/" in place:
+    while "/" in place:
         place = place.rpartition("/")[0]
         yield scheme + remote + place if remote else place or "/"
 

@@ -18,7 +18,7 @@ from support.having import having
 from support.tables import messages_of
 
 from spark_mq import GroupNotFound, InvalidOption, Message, Queue, QueueNotFound, SparkMQError
-from spark_mq.errors import NotAQueue
+from spark_mq.errors import NotAQueue, StorageError
 from spark_mq.testing import ManualClock, memory_queue
 
 
@@ -321,15 +321,19 @@ def test_a_folder_that_may_not_be_read_does_not_hide_the_others(
 ) -> None:
     for name in ("closed", "open"):
         Queue.create(tmp_path / name)
+    closed = {"closed"}
 
     def denied(call: Call) -> Any:
-        if call.path == "closed":
+        if call.path in closed:
             raise PermissionError(errno.EACCES, "Permission denied", call.path)
         return call.run()
 
     byte_store.on("folders", act=denied)
     assert Queue.find_all(tmp_path) == [str(tmp_path / "closed"), str(tmp_path / "open")]
     Queue.create(tmp_path / "open too")  # beside it
+    closed.add("")
+    with pytest.raises(StorageError, match="Permission"):
+        Queue.find_all(tmp_path)
 
 
 def test_a_queue_drops_itself_and_wants_its_name(tmp_path: Path) -> None:

@@ -277,7 +277,9 @@ def test_a_schedule_that_waits_for_a_sweep_is_a_problem_if_it_catches_up(
 ) -> None:
     queue.schedule("s", every="15m", message="x", catch_up=catch_up)
     queue.sweep()
-    clock.advance("75m")
+    clock.advance("15m")
+    assert queue.sweep_state().waiting_since == (None if catch_up == "none" else clock())
+    clock.advance("1h")
     assert queue.health().healthy
     clock.advance("1m")
     problems = [problem.check for problem in queue.health().problems if "is due" in problem.text]
@@ -356,6 +358,7 @@ def test_an_entry_of_another_version_is_named(queue: Queue, text: str) -> None:
     messages_of(queue).change_property("spark_mq.schedule.s", lambda _: text, "test")
     with pytest.raises(UnsupportedTable, match="schedule 's' of"):
         queue.schedules()
+    assert queue.sweep_state().waiting_since is None
 
 
 # -- what is refused
