@@ -482,7 +482,8 @@ def before_checks(act: Callable[[], object]) -> AbstractContextManager[None]:
 def raise_error(how: str) -> None:
     """As a handler does that publishes to another queue, or reads a file of its own."""
     if how == "own":
-        raise FileNotFoundError("what the message names")
+        own = FileNotFoundError("what the message names")
+        raise own from own  # a chain without an end
     error = errors.StorageError("publishing failed", path="/other", landed=False)
     if how == "plain":
         raise error
