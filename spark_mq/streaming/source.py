@@ -36,7 +36,6 @@ from spark_mq.ledger.stream_batch import (
 )
 from spark_mq.ledger.transitions import SettleLost
 from spark_mq.operations.acquire import Damage, News, find_damage, reject_damaged
-from spark_mq.operations.committer import CHECK_SECONDS
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.payloads import FileChecks
@@ -245,7 +244,6 @@ class StreamSource:
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
         """Lease batch n, and ack those before. Raise StorageError if nothing can be delivered."""
         command, checks = self._command(stream, n, limits), self._checks
-        checks.wait(CHECK_SECONDS)
         while (grant := self.ledger.run(command, checks)).unfinished:
             checks.finish()
         if grant.error is not None:
