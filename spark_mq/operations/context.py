@@ -57,7 +57,7 @@ class QueueContext:
         *,
         history: HistoryTable,
         clock: Clock | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        storage_options: Mapping[str, str],
         open_dead_letters: Callable[..., Any],  # with `create`, or it may return None
         reopen: Callable[..., QueueContext],
     ) -> None:
@@ -67,7 +67,7 @@ class QueueContext:
         self._process = ForkGuard(f"queue {path}")
         self._messages, self._ledgers, self.history = messages, ledgers, history
         self.clock = clock or system_clock
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = dict(storage_options)
         self.payloads = PayloadFiles(messages)
         self._open_dead_letters = open_dead_letters
         self._reopen = reopen
@@ -234,9 +234,7 @@ class GroupLedger:
 
     def _warn_similar_name(self) -> None:
         """Log the new group. Warn if its name looks misspelt."""
-        # Nobody types the names of very many groups.
-        many = self.ledgers.group_count() > MAX_COMPARED_GROUPS
-        if alike := _misspelt(self.name, () if many else self.ledgers.groups()):
+        if alike := _misspelt(self.name, _compared_groups(self.ledgers)):
             _log.warning(
                 "group %r is created in %s, at %s. Its name is like that of group %r. If it is "
                 "misspelt, remove it by queue.drop_group(%r) or %s",
@@ -414,6 +412,11 @@ def _read_horizon(ledgers: LedgerTable, *, refresh: bool = True) -> int:
     return -1 if ledger is None else ledger.head.start_sequence
 
 
+def _compared_groups(ledgers: LedgerTable) -> Sequence[str]:
+    """Return all groups, or none of very many, whose names nobody types."""
+    return ledgers.groups() if ledgers.group_count() <= MAX_COMPARED_GROUPS else []
+
+
 def _misspelt(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was perhaps meant. Numbered names are alike on purpose."""
     stem = _without_digits(name)
@@ -425,8 +428,7 @@ def _without_digits(name: str) -> str:
 
 
 def group_not_found(queue: QueueContext, name: str) -> GroupNotFound:
-    few = queue.ledgers.group_count() <= MAX_COMPARED_GROUPS
-    known = queue.ledgers.groups() if few else []
+    known = _compared_groups(queue.ledgers)
     nearest = _misspelt(name, known)
     command = shell_command("group", "configure", name, "-q", queue.path, "--create")
     return GroupNotFound(

@@ -252,7 +252,7 @@ class Rig:
         history: Any = NoHistory()
         return QueueContext(
             path, settings, log, leases, history=history, clock=self.clock, reopen=self._context,
-            open_dead_letters=lambda itself, **_: dead or itself,
+            storage_options={}, open_dead_letters=lambda itself, **_: dead or itself,
         )  # fmt: skip
 
     def publish(self, *commits: Any) -> Log:
