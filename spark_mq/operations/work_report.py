@@ -30,6 +30,7 @@ _verdict_log = logging.getLogger("spark_mq.verdicts")
 EVERY: Final = 10.0  # seconds between two lines of one group
 _MAX_ERROR: Final = 100  # characters of an error in a line
 _MAX_SHAPES: Final = 3  # errors in a line, the most frequent ones
+_FAILED: Final = "failed"  # messages whose handler failed, also if that is an ack
 PAST: Final = {ACK: "acked", NACK: "nacked", REJECT: "rejected", RELEASE: "released"}
 """What messages are after a verb, in the order of a line."""
 
@@ -134,7 +135,6 @@ class VerdictLog:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._errors: dict[str, Counter[str]] = {NACK: Counter(), REJECT: Counter()}  # by shape
-        self._failed = False  # whether a handler failed since the last line, also if that is an ack
         self._since = clock()
         self._lines = 0
 
@@ -148,7 +148,8 @@ class VerdictLog:
         with self._lock:
             for part, outcome in zip(parts, outcomes, strict=True):
                 self._counts[part.verb] += outcome.settled
-                self._failed = self._failed or (part.handler_failed and outcome.settled > 0)
+                if part.handler_failed:
+                    self._counts[_FAILED] += outcome.settled
                 self._counts[DEAD] += sum(
                     outcome.states.get(state, 0) for state in (DEAD, TRANSFERRING)
                 )
@@ -159,8 +160,8 @@ class VerdictLog:
 
     def _note_failures(self, part: SettlePart, outcome: SettleOutcome) -> None:
         if outcome.settled and (part.verb == NACK or part.handler_failed):
-            first, last = part.intervals[0] if part.intervals else (0, -1)
-            sequence = first if outcome.settled == 1 and first == last else None
+            first = outcome.ranges[0][0]
+            sequence = first if outcome.ranges == [(first, first)] else None
             retry_at = outcome.next_due_at if AVAILABLE in outcome.states else None
             self._progress.fail(outcome.settled, part.error or "", sequence, retry_at)
 
@@ -171,7 +172,7 @@ class VerdictLog:
                 self._write()
 
     def _has_failures(self) -> bool:
-        return self._failed or any(self._counts[name] for name in (NACK, REJECT, DEAD))
+        return any(self._counts[name] > 0 for name in (NACK, REJECT, DEAD, _FAILED))
 
     def _write(self) -> bool:
         counts, now = self._counts, self._clock()
@@ -186,7 +187,6 @@ class VerdictLog:
         level = logging.WARNING if counts[DEAD] else logging.INFO
         _verdict_log.log(level, "group %s: %s", self._group, ", ".join(shown))
         self._counts, self._since, self._lines = Counter(), now, self._lines + 1
-        self._failed = False
         self._errors = {verb: Counter() for verb in self._errors}
         return True
 

@@ -31,8 +31,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def time() -> Iterator[SimpleNamespace]:
     """The clock of the log. Only a handler moves it."""
     time = SimpleNamespace(now=0.0)
-    read = lambda: time.now  # noqa: E731
-    with rule_variant("VerdictLog.__init__", gets(clock=lambda _: read)):
+    with rule_variant("VerdictLog.__init__", gets(clock=lambda _: lambda: time.now)):
         yield time
 
 
