@@ -36,8 +36,7 @@ from spark_mq.testing import ManualClock, memory_queue
 OF_EITHER_HANDLE = pytest.mark.parametrize(
     "handle", [again, lambda queue: queue], ids=["a new one", "the same"]
 )
-TRIES = 60
-"""How often one tries in an outage of a month, at a try each half a day."""
+TRIES = 60  # in an outage of a month, one each half a day
 
 
 @pytest.fixture
@@ -443,16 +442,16 @@ def test_a_store_that_recovers_while_a_worker_asks_for_the_cause_has_refused_not
     assert drained(queue) == []
 
 
-@pytest.mark.parametrize("worked", [True, False], ids=["has worked", "was idle for long"])
-def test_a_worker_that_has_worked_waits_for_its_rights(
-    delta_queue: Make, outage: Outage, limits: Limits, *, worked: bool
+@pytest.mark.parametrize("who", ["it has worked", "it was idle for long", "it made the queue"])
+def test_a_worker_whose_rights_were_seen_waits_for_them(
+    delta_queue: Make, outage: Outage, limits: Limits, *, who: str
 ) -> None:
-    limits(outage_pause=0.0, refused_start_seconds=60.0 if worked else -1.0)
-    queue, seen = delta_queue(visibility_timeout="30d"), Seen()
-    queue.group().ensure()
+    limits(outage_pause=0.0, refused_start_seconds=-1.0 if "idle" in who else 60.0)
+    queue, seen, worked = delta_queue(visibility_timeout="30d"), Seen(), who == "it has worked"
+    again(queue).group().ensure()
     queue.publish(["a"] * worked)
     outage.error = lambda *_: REFUSALS["no right"][0]  # type: ignore[assignment]
-    with working(again(queue), seen):
+    with working(queue if "made" in who else again(queue), seen):
         until(lambda: queue.group().stats().acked == worked)
         outage.begin("leases", WRITES)
         queue.publish("b")

@@ -6,6 +6,7 @@ import copy
 import pkgutil
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -108,14 +109,14 @@ def test_what_no_earlier_holder_has_written_is_written_once(
 
 def test_after_the_append_only_a_whole_lease_is_given_back(group: ConsumerGroup, sink: str) -> None:
     lease = begin(group, "a", Message("b", priority=1))
-    append(lease)
     first = [lease.messages[0].sequence]
+    with ThreadPoolExecutor(1) as thread:
+        lease.append(RowsThatMeet(lease, lambda: thread.submit(lease.ack, first).result(10)))
     for settle in (lease.nack, lease.reject, lease.release):
         with refused("has appended its rows, so it cannot", "sequences"):
             settle(first)
     with refused("has appended its rows already", "rows"):
         append(lease)
-    lease.ack(first)
     lease.nack()
     assert values(sink) == ["a", "b"]
 
