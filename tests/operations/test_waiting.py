@@ -17,16 +17,13 @@ from support.handles import again, lease, leased, until
 from support.limits import Limits
 from support.queues import Make
 from support.rule_variants import first, rule_variant
-from support.tables import context_of, messages_of, on_commands
+from support.tables import context_of, messages_of
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import NotAQueue
 from spark_mq.testing import ManualClock, next_due
 
-LONG = "1h"
-"""Of a poll that no test waits for."""
-
-
+LONG = "1h"  # of a poll that no test waits for
 Wait = Future[Lease]
 Starts = Callable[..., Wait]
 
@@ -120,16 +117,11 @@ def test_a_full_group_is_waited_for_and_the_reason_is_known(make: Make, waiter_o
 
 
 @pytest.fixture
-def tries(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def tries() -> Iterator[list[float]]:
     """Gets the time of each try to lease."""
     made = list[float]()
-
-    def note(run: Callable[[], list[Any]], _: object) -> list[Any]:
-        made.append(time.monotonic())
-        return run()
-
-    on_commands(monkeypatch, note)
-    return made
+    with rule_variant("GroupCommitter.run", first(lambda _: made.append(time.monotonic()))):
+        yield made
 
 
 def test_within_a_process_a_waiter_is_awake_within_20_ms(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import run_program
+from support.marks import slow
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 0.3
@@ -83,8 +84,7 @@ else:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("hidden", [slow(False), True])
 def test_without_zones_of_the_machine_the_package_brings_them(tmp_path: Path, hidden: bool) -> None:
     tzdata = "None" if hidden else "__import__('tzdata')"
     program = ZONES.format(path=str(tmp_path / "queue"), tzdata=tzdata)
