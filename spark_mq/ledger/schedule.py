@@ -137,15 +137,12 @@ def settle_expired_unread(
 ) -> Ledger:
     """End expired unread messages up to the first due one, for groups without leases."""
     editor = LedgerEditor(split_due(ledger, index, now, now, rules))
-    first = index.first_at_or_after(ledger.end_sequence + 1)
-    while first is not None and index.has_times(first, first):
-        last = index.file_at(first).last
-        unread = Range(first, last, UNREAD, last - first + 1)
+    for part in index.slices(ledger.end_sequence + 1, index.last_sequence):
+        unread = Range(part.first, part.first + part.rows - 1, UNREAD, part.rows)
         for when, r in split_by_time(unread, index, now, now):
             if when == DUE:
                 return editor.build()
             add_scheduled(editor, r, unread, rules)
-        first = index.first_at_or_after(last + 1)
     return editor.build()
 
 
@@ -161,7 +158,7 @@ def settle_expired_held(
         if r.state == LEASED and not is_late(r, now, rules):
             continue
         back = expired(r, rules) if r.state == LEASED else r
-        if back.state != AVAILABLE or (back.available_at or 0) > now:
+        if back.state != AVAILABLE:
             continue
         split = split_by_time(back, index, now, now)
         ended = [piece for when, piece in split if when == EXPIRED]

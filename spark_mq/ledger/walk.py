@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_mq.ledger.intervals import split_at
 from spark_mq.ledger.message_index import DataFile, MessageIndex
 from spark_mq.ledger.ranges import AVAILABLE, SETTLED, UNREAD, Ledger, Range, range_between
 from spark_mq.ledger.schedule import DUE, LATER, split_by_time
@@ -69,16 +70,12 @@ def walk_unread(
 ) -> Iterator[Piece]:
     """Yield the messages from a sequence on, none of which a group has leased, in order."""
     # Those that only other groups get are settled, because its next lease skips them.
-    last, timed = index.last_sequence, index.has_times_after(first - 1)
-    for low, high in (*index.for_others(first, last, group), (last + 1, last)):
-        unread = range_between(index, first, low - 1, UNREAD)
-        if unread and timed:
-            yield from _split(unread, index, now, None, rules)
-        elif unread:
-            yield Piece(READY, unread.first, unread.last, None)
-        if low <= high:
+    last = index.last_sequence
+    for is_others, low, high in split_at(index.for_others(first, last, group), first, last):
+        if is_others:
             yield Piece(SETTLED, low, high, None)
-        first = high + 1
+        elif unread := range_between(index, low, high, UNREAD):
+            yield from _split(unread, index, now, None, rules)
 
 
 def _states(ledger: Ledger, now: int) -> list[str]:
