@@ -83,6 +83,7 @@ class _Level:
     head: Head | None
     rows: list[int]  # that a lease takes, from its head on
     covers_all_due: bool
+    reads: bool  # whether unread messages may fill up the lease
     mixes: bool  # whether a lease may hold its messages together with other priorities
 
 
@@ -183,9 +184,8 @@ class LaneSelector:
             return None
         available = self._find_available()
         passes_over, above = False, None
-        for priority in range(self._priorities.bit_length() - 1, -1, -1):
-            if not self._priorities >> priority & 1:
-                continue
+        levels = range(self._priorities.bit_length() - 1, -1, -1)
+        for priority in (level for level in levels if self._priorities >> level & 1):
             if above is not None and (self._walk.selection.full or self._leaves(above)):
                 break
             level = self._level(priority, available)
@@ -195,7 +195,7 @@ class LaneSelector:
                 rows = self._due.undelivered()
                 if not (rows or self._reads):
                     rows = self._due.suspects()
-                self._walk.take(level.slots, rows, reads=self._reads, all_lanes=False)
+                self._walk.take(level.slots, rows, reads=self._reads)
             else:
                 passes_over |= self._take(level)
             if self._must_wait:
@@ -244,35 +244,37 @@ class LaneSelector:
             rows = {row for row, open_slots in available.items() if open_slots & slots}
         head = self._due.head(rows) if self._due.count else None
         if head is None:
-            return _Level(slots, None, [], True, not self._due.written)
+            return _Level(slots, None, [], True, self._reads, not self._due.written)
         taken = self._due.rows_from(head, rows)
         if self._walk.alike:
             taken = taken[: self._budget.messages]  # each row has a message at least
-        mixes = head.kind == AcquireKind.REST and not self._due.written
-        return _Level(slots, head, taken, self._due.are_all(taken, rows), mixes)
+        is_rest, covers_all_due = head.kind == AcquireKind.REST, self._due.are_all(taken, rows)
+        reads = self._reads and is_rest and covers_all_due and self._due.reads_after(head)
+        mixes = is_rest and not self._due.written
+        return _Level(slots, head, taken, covers_all_due, reads, mixes)
 
     def _take(self, level: _Level) -> bool:
         """Take the messages of a priority. Return whether it passed over undelivered messages."""
-        if level.head is None:
-            self._walk.take(level.slots, [], reads=self._reads, all_lanes=False)
-            return False
-        isolates, undelivered = self._due.is_isolation(level.head), list[int]()
-        isolates = isolates and self._request.intervals is None  # the caller has chosen
-        if isolates and not self._walk.alike:  # else no lease skips unread messages
-            undelivered = self._due.undelivered()
-        isolates = isolates and (self._reads or bool(undelivered))
-        if isolates and self._ledger.head.leases_without_fresh >= MAX_LEASES_WITHOUT_FRESH:
-            self._walk.take(level.slots, undelivered, reads=self._reads, all_lanes=False)
+        passes_over = level.head is not None and self._passes_over(level.head)
+        if passes_over and self._ledger.head.leases_without_fresh >= MAX_LEASES_WITHOUT_FRESH:
+            self._walk.take(level.slots, self._undelivered(), reads=self._reads)
             if self._walk.selection.taken:
                 level.covers_all_due = False  # the head is left for a later lease
-                return False
-        if level.head.kind == AcquireKind.SUSPECT:
+                return passes_over
+        if level.head is not None and level.head.kind == AcquireKind.SUSPECT:
             self._isolate(level.head, level)
         else:
-            reads = self._reads and level.head.kind == AcquireKind.REST and level.covers_all_due
-            reads = reads and self._due.reads_after(level.head)
-            self._walk.take(level.slots, level.rows, reads=reads, all_lanes=False)
-        return isolates
+            self._walk.take(level.slots, level.rows, reads=level.reads)
+        return passes_over
+
+    def _passes_over(self, head: Head) -> bool:
+        """Return whether undelivered messages wait for many leases such as that of a head."""
+        takes_any = self._request.intervals is None  # else the caller has chosen
+        isolates = takes_any and self._due.is_isolation(head)
+        return isolates and (self._reads or bool(self._undelivered()))
+
+    def _undelivered(self) -> list[int]:
+        return [] if self._walk.alike else self._due.undelivered()  # else no lease skips any
 
     def _isolate(self, head: Head, level: _Level) -> None:
         """Take messages that failed together, of all the lanes that their lease had."""
@@ -289,7 +291,6 @@ class LaneSelector:
             waiting=self._ledger.count((AVAILABLE,), *failed_together(r)),
         )  # fmt: skip
         self._walk.take(level.slots, level.rows, reads=False, all_lanes=True)
-        budget.messages = 0
 
     def _grant(self, *, passes_over: bool) -> tuple[Ledger, Grant]:
         """Lease the pieces that the walk has taken, and settle what it has skipped."""

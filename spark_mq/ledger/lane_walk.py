@@ -51,7 +51,9 @@ class LaneWalk:
         self.all_open = is_open
         self._open = is_open  # the slots that are still open in this visit
 
-    def take(self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool) -> None:
+    def take(
+        self, slots: int, rows: Sequence[int], *, reads: bool, all_lanes: bool = False
+    ) -> None:
         """Take the open messages of some slots, the available rows before unread messages."""
         for visit in self._visits(slots & self.all_open, rows, reads=reads, all_lanes=all_lanes):
             self._visit(visit, rows, reads=reads)
@@ -215,8 +217,8 @@ class OrderedWalk(LaneWalk):
         slots = piece[1]
         if wanted & ~self._own:
             wanted = self._with_new_lanes(wanted, slots)
-        if slots.is_sorted and wanted & slots.skewed:
-            enough = self._hot_slots.over_quota(wanted & slots.skewed, piece)
+        if hot := wanted & slots.skewed:
+            enough = self._hot_slots.over_quota(hot, piece)
             self._open &= ~enough
             wanted &= ~enough
         return wanted
@@ -398,7 +400,7 @@ class SharedWalk(LaneWalk):
     ) -> None:
         super().__init__(candidates, selection, is_open)
         self._shares = shares
-        self._max_pieces = MAX_PIECES  # of a slot
+        self._sharing = 0  # the slots of a fair lease, which share its pieces
         self._pieces: dict[int, int] = {}  # by slot
         self._goes_on: dict[int, int] = {}  # where a slot goes on, by slot
 
@@ -420,8 +422,7 @@ class SharedWalk(LaneWalk):
             due = reduce(or_, (present for *_, present in self._unread_blocks), due)
         due &= slots
         # Otherwise the pieces of one lane could use up those of a fair lease.
-        lanes = 1 if self.fair_time is None else max(1, due.bit_count())
-        self._max_pieces = max(1, MAX_PIECES // lanes)
+        self._sharing = 0 if self.fair_time is None else due.bit_count()
         self._goes_on.clear()
         self._pieces.clear()
         for wanted in self._shares.rounds(due, budget, expected, fair=not all_lanes):
@@ -456,5 +457,5 @@ class SharedWalk(LaneWalk):
         pieces = self._pieces.get(slot, 0) + len(self.selection.taken) - before
         self._pieces[slot], self._goes_on[slot] = pieces, last_seen + 1
         shares.take(slot, taken)
-        if not shares.left(slot) or pieces >= self._max_pieces:
+        if not shares.left(slot) or pieces * self._sharing >= MAX_PIECES:
             self._open &= ~(1 << slot)

@@ -120,15 +120,16 @@ class FileSlots:
         self.numbers = numbers
         self.starts = list(accumulate(counts, initial=0))  # first rows, then the number of rows
         self.rows = self.starts[-1]
+        self.mask = reduce(or_, (1 << number for number in set(numbers)))
         self._below: list[int] | None = None
+        self.skewed = 0
+        """Of a sorted file: the slots with far more rows than the mean, such as of a hot key."""
         if all(map(lt, numbers, numbers[1:])):
             # Of a sorted file: the set of the slots before each run.
             self._below = list(accumulate((1 << number for number in numbers), initial=0))
-        self.mask = reduce(or_, (1 << number for number in set(numbers)))
-        most = _SKEWED * self.rows / len(numbers)
-        runs = zip(numbers, counts, strict=True) if max(counts) > most else ()
-        self.skewed = reduce(or_, (1 << number for number, rows in runs if rows > most), 0)
-        """The slots with far more rows than the mean, such as that of a hot key."""
+            most = _SKEWED * self.rows / len(numbers)
+            runs = zip(numbers, counts, strict=True) if max(counts) > most else ()
+            self.skewed = reduce(or_, (1 << number for number, rows in runs if rows > most), 0)
 
     @property
     def is_sorted(self) -> bool:

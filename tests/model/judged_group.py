@@ -53,7 +53,7 @@ class JudgedGroup(Group, Follower):
         self.expire_leases()
         self.check()
         before, grant = self.ledger, super().ask(lease_id, limit, **more)
-        taken, request = self.sequences(grant), self.request
+        taken, request = self.sequences(grant.ranges), self.request
         self.reference.lease(taken, grant.blocked_because, request, self.now, self.ledger)
         assert taken or self.ledger is before
         assert grant.message_count == len(taken)

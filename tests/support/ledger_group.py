@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -55,12 +56,12 @@ class Group:
 
     def lease(self, lease_id: str, limit: int = 1, **more) -> list[int]:
         """The sequences of a new lease."""
-        return self.sequences(self.ask(lease_id, limit, **more))
+        return self.sequences(self.ask(lease_id, limit, **more).ranges)
 
-    def sequences(self, grant: Grant) -> list[int]:
+    def sequences(self, ranges: Iterable[Range]) -> list[int]:
         return [
             seq
-            for r in grant.ranges
+            for r in ranges
             for piece in self.index.slices(r.first, r.last)
             for seq in range(piece.first, piece.first + piece.rows)
         ]

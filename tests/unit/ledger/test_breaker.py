@@ -31,9 +31,9 @@ def state(group: Group) -> str:
     return breaker(group).state(group.rules, group.now)
 
 
-def broken(messages: int = 100, **settings) -> Group:
+def broken(messages: int = 100, size: int = 1, **settings) -> Group:
     group = Group(messages=messages, rules=limits(**settings))
-    fail(group, group.rules.breaker_threshold)
+    fail(group, group.rules.breaker_threshold, size)
     return group
 
 
@@ -135,14 +135,14 @@ def test_the_wait_doubles_with_each_failed_trial_up_to_its_cap(settings, waits):
 
 @pytest.mark.parametrize("max_delivery_attempts", [2, 5, None])
 def test_a_trial_prefers_a_message_that_was_never_delivered(max_delivery_attempts):
-    group = broken(5, max_delivery_attempts=max_delivery_attempts)
+    group = broken(10, 2, max_delivery_attempts=max_delivery_attempts)
     group.now += 20_000 * SECOND
-    group.index = MessageIndex([DataFile(0, 8, "a", 80, 0)], 9)
-    assert group.lease("trial", 10) == [5]
+    group.index = MessageIndex([DataFile(0, 11, "a", 110, 0)], 9)
+    assert group.lease("trial", 10) == [10]
     group.settle(RELEASE, "trial")  # it counts as never delivered, and is tracked now
     assert group.lease("soon", 10) == []
     group.now += 10 * SECOND
-    assert group.lease("again", 10) == [5]
+    assert group.lease("again", 10) == [10]
     group.settle(ACK, "again")
     assert state(group) == CLOSED
     assert group.lease("next")[0] == 0

@@ -24,14 +24,8 @@ PIECES = 1_000
 
 def rows_of(group: Group, lease_id: str) -> list[tuple[int, int]]:
     """Return what a lease holds, as version and row of each message."""
-    return [
-        (seq >> 32, seq & (2**32 - 1))
-        for r in group.ledger.held(lease_id)
-        if r.state == "leased"
-        for first, last in [(r.first, r.last)]
-        for file in group.index.files
-        for seq in range(max(first, file.first), min(last, file.last) + 1)
-    ]
+    held = [r for r in group.ledger.held(lease_id) if r.state == "leased"]
+    return [divmod(seq, 2**32) for seq in group.sequences(held)]
 
 
 @pytest.mark.parametrize("given", [{"order": "none"}, {"lanes": 0}])
@@ -99,9 +93,11 @@ def test_leases_come_to_hold_neighbouring_lanes() -> None:
 
 
 def test_a_lease_of_small_files_takes_any_lanes_of_its_share() -> None:
-    group = ordered(file_of(1, (9, 0, 1), (9, 3, 1)), file_of(2, (0, 2, 1)))
+    other = replace(file_of(0, (0, 1, 1)), group="other")
+    group = ordered(other, file_of(1, (9, 0, 1), (9, 3, 1)), file_of(2, (0, 2, 1)))
     group.lease("a", 10)
     assert rows_of(group, "a") == [(1, 0), (1, 1)]
+    assert group.ledger.head.counters == {"skipped": 1}, "it has passed over the first file"
 
 
 def test_a_nack_returns_the_later_messages_of_its_lane_uncounted() -> None:
@@ -151,6 +147,15 @@ def test_suspects_of_a_higher_priority_beyond_the_last_sequence_hold_back_no_oth
     first, second = group.lease("a", 3)[:2]
     group.now += TIMEOUT + 1
     assert group.lease("b", 1, max_sequence=second) == [first]
+
+
+def test_a_suspect_behind_a_delayed_message_of_its_key_holds_back_no_other_key() -> None:
+    group = ordered(file_of(1, (0, 0, 2), (0, 1, 1)))
+    first, _ = group.lease("a", 2)
+    group.expire()
+    group.lease("b", intervals=[(first, first)])
+    group.settle(NACK, "b")
+    assert group.lease("c", 9) == [first + 2]
 
 
 @pytest.mark.parametrize(("order", "left"), [("key", []), ("none", [(1, 1), (1, 2)])])
@@ -339,12 +344,14 @@ def test_messages_without_a_key_have_a_share_too_and_go_on_where_they_waited() -
     assert group.lease("a", 300) == sorted(keys + others[:260])
 
 
-def test_a_lease_of_one_message_takes_the_oldest_also_of_a_hot_lane() -> None:
-    group = ordered(*hot_files(3))
+def test_a_small_lease_begins_with_the_oldest_also_of_a_hot_lane() -> None:
+    group = ordered(*(file_of(version, (0, 0, 1), (0, 1, 40), (0, 2, 1)) for version in (1, 2, 3)))
     for number in range(40):
         group.lease(f"{number}", 1)
         assert rows_of(group, f"{number}") == [(1, number)]
         group.settle("ack", f"{number}")
+    group.lease("of three", 3)
+    assert rows_of(group, "of three") == [(1, 40), (2, 0), (3, 0)]
 
 
 def test_a_named_message_waits_for_an_earlier_one_of_its_key() -> None:

@@ -83,6 +83,8 @@ def test_a_filter_keeps_the_shares_and_lanes_go_on_where_they_were():
 def test_messages_without_a_key_share_as_one_lane():
     group = fair(file_of(1, (0, 0, 1_000), (0, 1, 1_000), (0, None, 1_000)))
     assert drain(group, 3, 10) == [{0: 1, 1: 1, None: 1}] * 10
+    of_one_lane = fair(DataFile(0, 20, "f", 20, 0, slots="1|18 1|10 10"), lanes=1)
+    assert drain(of_one_lane, 2, 10) == [{0: 1, None: 1}] * 10
 
 
 def test_a_lane_that_was_idle_has_saved_up_nothing():

@@ -78,6 +78,12 @@ def test_rows_in_the_middle_have_their_slots(
     assert list(found.runs_of(sum(1 << n for n in range(1, 50, 2)), first, last)) == odd
 
 
+def test_the_slots_of_a_sorted_file_with_over_twice_the_mean_are_skewed() -> None:
+    runs = [(0, 1), (1, 8), (2, 13), *((slot, 1) for slot in range(3, 7)), (7, 6)]
+    assert decode_slots(encode_slots(4, runs)).skewed == 1 << 2
+    assert decode_slots(encode_slots(4, runs[::-1])).skewed == 0
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "64|1|2", "4|1 1|2", "4|1|0", "4|1|x", "4|60|3", "4|-1|3", "4|1|4", "4||", None, 7],
