@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from spark_mq.delta.memory_files import is_in_memory
 from spark_mq.delta.object_store import canonical_uri
 from spark_mq.errors import CorruptLog, GroupNotFound, InvalidOption, NotAQueue, QueueNotFound
-from spark_mq.ledger.intervals import Interval, from_sequences, subtract
+from spark_mq.ledger.intervals import Interval, from_sequences
 from spark_mq.ledger.interventions import Freeze, Unfreeze
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.ranges import Range
@@ -46,6 +46,7 @@ from spark_mq.maintenance.remaining_letters import (
     candidates,
     try_condition,
     warn_unrouted,
+    without_purged,
 )
 from spark_mq.maintenance.transform import ERROR, RepairFunction, before_and_after, repair_of
 from spark_mq.message import HEADER_PREFIX, REDRIVEN_FROM, REPAIRED, Format
@@ -348,8 +349,8 @@ class Redrive(Transfer):
 
     def _owns(self, r: Range, index: MessageIndex) -> bool:
         """Return whether letters are of this queue. Others may have the same dead-letter queue."""
-        kept = max(r.first, self.source.queue.horizon() + 1)  # a purge dropped the rest
-        tables = letter_tables(self.source.messages, index, [(kept, r.last)], 1)
+        kept = without_purged(self.source.queue, [r])
+        tables = letter_tables(self.source.messages, index, kept, 1)
         try:
             letter = next(tables, None)
         except CorruptLog:
@@ -378,8 +379,7 @@ class Redrive(Transfer):
         return 0
 
     def write(self, ranges: Sequence[Range]) -> list[WrittenFile]:
-        trimmed = [(0, self.source.queue.horizon())]  # a purge may have dropped some of them
-        wanted = subtract([(r.first, r.last) for r in ranges], trimmed)
+        wanted = without_purged(self.source.queue, ranges)
         files: list[WrittenFile] = []
         try:
             self._write(wanted, files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_mq.errors import InvalidOption, SparkMQError
-from spark_mq.ledger.intervals import Interval, from_sequences
+from spark_mq.ledger.intervals import Interval, from_sequences, subtract
 from spark_mq.ledger.interventions import Discard
 from spark_mq.ledger.message_index import MessageIndex
 from spark_mq.ledger.owner_commands import unsettled_ranges
-from spark_mq.ledger.ranges import DEAD, TRANSFERRING
+from spark_mq.ledger.ranges import DEAD, TRANSFERRING, Range
 from spark_mq.maintenance.condition import Condition, Where, condition_of
 from spark_mq.maintenance.dead_letters import is_own_letter, letter_tables
 from spark_mq.operations.context import GroupLedger, QueueContext
@@ -62,9 +62,12 @@ def find_remaining(letters: QueueContext) -> tuple[MessageIndex, list[Interval]]
     redriven = letters.group(REDRIVE)
     ledger = redriven.ledger_in(redriven.snapshot())
     index = redriven.index_for(ledger)
-    kept = letters.horizon() + 1  # a purge dropped the rest
-    unsettled = unsettled_ranges(ledger, index, index.last_sequence)
-    return index, [(max(r.first, kept), r.last) for r in unsettled if r.last >= kept]
+    return index, without_purged(letters, unsettled_ranges(ledger, index, index.last_sequence))
+
+
+def without_purged(letters: QueueContext, ranges: Iterable[Range]) -> list[Interval]:
+    """Return the intervals of ranges without what a purge has dropped."""
+    return subtract(((r.first, r.last) for r in ranges), [(0, letters.horizon())])
 
 
 def _wanted(

@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import Injected
-from support.handles import (
-    again,
-    clean_messages,
-    index_commits,
-    lease,
-    take,
-    take_all,
-    trim,
-)
+from support.handles import again, clean_messages, index_commits, lease, take, take_all, trim
 from support.having import having
 from support.limits import Limits
 from support.queues import Make

@@ -219,6 +219,8 @@ def test_a_ledger_of_before_a_trim_delivers_no_message_without_its_payload(
         late(queue.path).finished()
     restored = late(queue.path)
     assert restored.recover(dry_run=True).skipped == restored.recover().skipped == skipped
+    notes = str(DeltaTable(Path(queue.path, "leases")).history())
+    assert f'"operation": "recover", "messages": {skipped}}}' in notes
     assert not restored.recover().needed
     assert late_values(queue.path) == ["3"]
     assert history(restored)["version"].to_pylist() == [*range(1, versions)]

@@ -63,11 +63,13 @@ def test_a_condition_that_fails_at_a_later_letter_redrives_nothing(
 def test_a_rate_spreads_the_redrive_over_rounds(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_dead(queue, ["a"] * 5)
+    with_dead(queue, ["a"] * 7)
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
-    assert queue.redrive(rate=2).messages == 5
+    assert queue.redrive(rate=2, limit=5).messages == 5
     assert [pause for pause in pauses if pause] == [1.0, 1.0], "2, 2 and 1: none after the last"
+    assert queue.redrive(rate=0.5).messages == 2
+    assert [pause for pause in pauses if pause] == [1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -217,7 +219,7 @@ def test_letters_go_to_another_queue_with_headers_of_their_origin(queue: Queue) 
     (letter, _) = queue.redrive(dry_run=True).table["dead_letter_sequence"].to_pylist()
     other = beside(queue, lanes=4)
     assert queue.redrive(to=other, where="error = 'a'").messages == 1
-    assert queue.redrive(to=other, limit=5).messages == 1
+    assert queue.redrive(to=other, limit=2**63 - 1).messages == 1
     assert queue.redrive(to=other).messages == queue.redrive().messages == 0
     assert back(queue) == []
     first, _ = lease(other, 5).messages
@@ -248,9 +250,10 @@ def test_another_queue_is_named_by_its_path_so_none_is_in_memory(
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("next_to", [True, False])
 def test_killed_at_any_step_each_goes_to_the_other_queue_once(
-    make: Make, at: int, when: str, next_to: bool
+    make: Make, at: int, when: str, next_to: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next redrive may be to the queue itself."""
+    caplog.set_level("INFO", "spark_mq.maintenance.dead_letters")
     queue = with_dead(make(), ["a", "b", "c"])
     other = beside(queue)
     die_in_a_redrive(queue, at, when, to=other)
@@ -258,6 +261,7 @@ def test_killed_at_any_step_each_goes_to_the_other_queue_once(
     begun = next_to or (at, when) != (1, "before")
     assert (back(other), back(queue)) == ((["0", "1", "2"], []) if begun else ([], ["0", "1", "2"]))
     assert again(queue).redrive().messages == 0
+    assert "has published" not in caplog.text, "nobody has written them for a second time"
 
 
 def test_letters_for_a_queue_that_is_gone_wait_in_transfer_and_stop_no_others(

@@ -374,6 +374,7 @@ DEAD_LETTERS = [
     *of("redrive", "where", ["1 = 1) UNION SELECT 1 --", "true; DROP TABLE x"], "cannot be run"),
     *of("redrive", "where", [7], "where=7 is not a condition: give SQL like"),
     *of("redrive", "limit|rate", [0, "fast", True]),
+    *of("redrive", "limit", [2**63]),
     *of("redrive", "to", ["", 5], "is not a queue: give a queue, or its path"),
     *of("redrive", "transform", ["nope(value)"], "Scalar Function with name nope does not exist"),
     *of("redrive", "where|transform", ["", "  "], "it is empty"),

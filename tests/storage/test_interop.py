@@ -569,6 +569,8 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
     assert caplog.text.count("a chore of the sweep failed") == 2, "once in each sweep"
     assert len(lease(queue.dead_letters, 9)) == 1, "the sweep has routed the sound group's message"
     assert drain(fresh, "sound") == [b"c"]
+    assert fresh.redrive(dry_run=True).messages == 1
+    assert "left out" not in caplog.text, "there is no message that the sweep has not routed"
     fresh.drop_group("broken")
     assert drain(fresh, "broken") == [b"a", b"b", b"c"], "it begins again"
     fresh.sweep()
