@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.clocks import SECOND
-from support.handles import again, lease, leased, once, take, trim
+from support.handles import again, lease, leased, on_commit, once, take, trim
 from support.having import having
 from support.queues import Make
 from support.tables import group_ledger_of, ledgers_of, on_write
@@ -38,10 +38,11 @@ def test_settings_are_stored_and_obeyed_by_other_handles(queue: Queue, clock: Ma
 
 
 def test_a_group_that_is_made_is_reported_once_and_warned_of_if_it_looks_misspelt(
-    queue: Queue, caplog: pytest.LogCaptureFixture
+    queue: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "spark_mq.operations.context")
     numbered = ("worker-1", "worker-2", "worker", "worker_10", "audit", "audit2")
+    on_commit(monkeypatch, "leases", before=again(queue).group("billing").ensure)
     for name in ("billing", "billing", *numbered):
         queue.group(name).ensure()
     queue.group("biling", start="latest").lease("w")

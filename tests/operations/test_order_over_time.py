@@ -43,7 +43,10 @@ def test_a_hard_limit_frees_the_lane_of_what_it_drops(queue: Queue, clock: Manua
     queue.publish([Message("a1", key="a")])
     for _ in range(group.settings.max_delivery_attempts or 0):
         lease(queue).nack(delay=0)
-    queue.publish([Message("a2", key="a")])
+    queue.publish([Message("a2", key="a"), Message("b", key="b")])
+    other = lease(queue)
+    assert not group.lease("w"), "not blocked as long as others are leased"
+    other.ack()
     with pytest.raises(GroupBlocked, match="max_delivery_attempts"):
         take(group)
     clock.advance("2d")

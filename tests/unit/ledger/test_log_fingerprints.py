@@ -112,12 +112,7 @@ def test_a_part_of_the_middle_is_forgotten():
     assert forget(after, index, sequence(5, 2))[1] == 1, "the last one alone"
 
 
-@given(
-    st.integers(0, 2**32),
-    st.integers(1, 12),
-    st.integers(0, 12),
-    st.integers(0, 6),
-)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(0, 12), st.integers(0, 6))
 def test_any_message_after_a_restore_is_unread_and_any_other_keeps_its_state(
     seed: int, versions: int, at: int, more: int
 ):

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from support.having import having
 
 from spark_mq.ledger.intervals import encode_replaced
-from spark_mq.ledger.message_index import (
-    DataFile,
-    DeliveryTimes,
-    MessageIndex,
-    sequence,
-)
+from spark_mq.ledger.message_index import DataFile, DeliveryTimes, MessageIndex, sequence
 from spark_mq.ledger.slots import SlotLayout, decode_slots, encode_slots
 from spark_mq.util.clock import SECOND
 

@@ -208,9 +208,7 @@ def test_a_range_without_a_first_sequence_is_no_ledger():
 @pytest.mark.parametrize("floors", [0, 2])
 def test_rows_without_just_one_floor_are_no_ledger(floors):
     rows = to_rows("group", ledger_of([3, 1]))
-    floor, ranges = (
-        rows.filter(pc.equal(rows["state"], "header")),
-        rows.filter(pc.not_equal(rows["state"], "header")),
-    )
+    floor = rows.filter(pc.equal(rows["state"], "header"))
+    ranges = rows.filter(pc.not_equal(rows["state"], "header"))
     with pytest.raises(NotAQueue, match=f"has {floors} header rows"):
         from_rows(pa.concat_tables([ranges, *[floor] * floors]))

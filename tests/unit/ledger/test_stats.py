@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from support.ledger_group import SECOND, Group
+from functools import partial
+
+from support.having import having
+from support.ledger_group import SECOND, Group, freeze
 
 from spark_mq.ledger.message_index import DataFile, DeliveryTimes
-from spark_mq.ledger.settle import ACK, NACK
+from spark_mq.ledger.settle import ACK, NACK, REJECT
 from spark_mq.ledger.stats import compute_stats
 from spark_mq.util.clock import to_seconds
 
@@ -66,18 +69,17 @@ def test_a_later_file_may_have_been_due_before_the_first_one():
     assert age(group) == 700
     group.settle(ACK, "a", [3])
     assert age(group) == 20
+    group.settle(REJECT, "a", [1])
+    freeze(group)
+    stats = compute_stats(group.ledger, group.index, group.rules, group.now)
+    assert stats == having(transferring=1, unsettled=3)
 
 
 def test_a_lease_has_the_age_of_its_start():
-    group = Group(3)
-    ages = []
-    for act in (
-        lambda: group.lease("a", 1),
-        lambda: group.lease("b", 1),
-        lambda: group.settle(ACK, "a"),
-        lambda: group.settle(ACK, "b"),
-    ):
-        act()
+    group, ages = Group(3), []
+    ack = partial(group.settle, ACK)
+    for act, lease_id in ((group.lease, "a"), (group.lease, "b"), (ack, "a"), (ack, "b")):
+        act(lease_id)
         group.now += 20 * SECOND
         ages.append(age(group, "oldest_lease_age"))
     assert ages == [20, 40, 40, None]

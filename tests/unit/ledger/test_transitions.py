@@ -24,11 +24,12 @@ def test_expiry_makes_suspect_and_due_since_the_deadline():
 
 
 @pytest.mark.parametrize(("limit", "size"), [("max_delivery_attempts", 2), ("max_failures", 1)])
+@pytest.mark.parametrize("leases", ["a", "ab"])
 @pytest.mark.parametrize("lowered", [False, True])
-def test_expiry_on_the_last_attempt_is_death(limit, size, lowered):
-    rules = limits(**{"max_delivery_attempts": None, limit: 2})
+def test_expiry_on_the_last_attempt_is_death(limit, size, leases, lowered):
+    rules = limits(**{"max_delivery_attempts": None, limit: len(leases)})
     group = Group(rules=limits(max_delivery_attempts=9) if lowered else rules)
-    for lease_id in "ab":
+    for lease_id in leases:
         group.lease(lease_id, size)
         group.expire()
     group.rules = rules

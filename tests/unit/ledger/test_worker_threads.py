@@ -36,9 +36,8 @@ def run(
         idle = len(worker.leases) < threads
         if idle and chance.random() < 0.7:
             number += 1
-            if taken := group.lease(
-                f"lease {number}", size, worker=f"{worker.name}~{'vw'[number % 2]}"
-            ):
+            name = f"{worker.name}~{'vw'[number % 2]}"
+            if taken := group.lease(f"lease {number}", size, worker=name):
                 worker.leases[f"lease {number}"] = taken
         elif worker.leases:
             lease_id = chance.choice(list(worker.leases))
@@ -58,10 +57,6 @@ def run(
     raise AssertionError("no end to it")
 
 
-def dead(group: Group) -> set[int]:
-    return {seq for seq in range(group.messages) if group.state(seq) == "dead"}
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("attempts", [2, 3, 5])
 @pytest.mark.parametrize("size", [1, 5, 40])
@@ -69,7 +64,7 @@ def dead(group: Group) -> set[int]:
 def test_only_poison_dies_in_processes_of_four_threads(processes, size, attempts, seed):
     group = Group(messages=40, rules=limits(clock_skew=0, max_delivery_attempts=attempts))
     run(group, POISON, threads=4, size=size, processes=processes, seed=seed)
-    assert dead(group) == POISON
+    assert {seq for seq in range(40) if group.state(seq) == "dead"} == POISON
 
 
 @pytest.mark.parametrize(
