@@ -166,7 +166,7 @@ class RemainingLetters:
         if self._dead is None:
             return newest
         for pieces in _batches(self._pieces(before), min(n, _ROWS), _ROWS):
-            intervals = [(piece.first, piece.first + piece.rows - 1) for piece in pieces]
+            intervals = [(piece.first, piece.last) for piece in pieces]
             rows = sum(piece.rows for piece in pieces)
             tables = list(
                 letter_tables(self._dead.messages, self._index, intervals, rows, skip=True)

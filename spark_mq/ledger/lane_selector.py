@@ -184,7 +184,7 @@ class LaneSelector:
             return None
         available = self._find_available()
         passes_over, above = False, None
-        levels = range(self._priorities.bit_length() - 1, -1, -1)
+        levels = reversed(range(self._priorities.bit_length()))
         for priority in (level for level in levels if self._priorities >> level & 1):
             if above is not None and (self._walk.selection.full or self._leaves(above)):
                 break

@@ -422,7 +422,8 @@ class SharedWalk(LaneWalk):
             due = reduce(or_, (present for *_, present in self._unread_blocks), due)
         due &= slots
         # Otherwise the pieces of one lane could use up those of a fair lease.
-        self._sharing = 0 if self.fair_time is None else due.bit_count()
+        if self.fair_time is not None:
+            self._sharing = due.bit_count()
         self._goes_on.clear()
         self._pieces.clear()
         for wanted in self._shares.rounds(due, budget, expected, fair=not all_lanes):

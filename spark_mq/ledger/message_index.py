@@ -45,6 +45,10 @@ class FileSlice:
     committed_at: int  # microseconds since 1970
     size: int  # estimated bytes, by the rows' share of the file's size
 
+    @property
+    def last(self) -> int:
+        return self.first + self.rows - 1
+
     def part(self, start: int, rows: int) -> FileSlice:
         """Return some rows of the slice. `start` counts from its first row."""
         size = self.size * rows // self.rows

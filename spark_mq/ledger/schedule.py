@@ -138,7 +138,7 @@ def settle_expired_unread(
     """End expired unread messages up to the first due one, for groups without leases."""
     editor = LedgerEditor(split_due(ledger, index, now, now, rules))
     for part in index.slices(ledger.end_sequence + 1, index.last_sequence):
-        unread = Range(part.first, part.first + part.rows - 1, UNREAD, part.rows)
+        unread = Range(part.first, part.last, UNREAD, part.rows)
         for when, r in split_by_time(unread, index, now, now):
             if when == DUE:
                 return editor.build()

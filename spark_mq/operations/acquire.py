@@ -266,7 +266,7 @@ def find_damage(ledger: GroupLedger, ranges: Sequence[Range]) -> list[Damage]:
     index = ledger.messages.index(max(r.last for r in ranges))
     ledger.payloads.forget(index, ranges)
     return [
-        (part.first, part.first + part.rows - 1, why)
+        (part.first, part.last, why)
         for r in ranges
         for piece in index.slices(r.first, r.last)
         for part, why in read_whole(ledger.messages, piece, index.file_at(piece.first).rows)

@@ -281,9 +281,8 @@ def unreadable_error(
         why = unreadable_reason(files, piece.path, error, read)
     except OSError as out_of_reach:
         return to_storage_error(files.root, out_of_reach, "reading messages of")
-    last = piece.first + piece.rows - 1
     return CorruptLog(
-        f"messages {piece.first}..{last} of {files.root} cannot be read: {why}. "
+        f"messages {piece.first}..{piece.last} of {files.root} cannot be read: {why}. "
         "Restore the file from a backup before they are leased again. "
         "Otherwise they become dead letters without a payload. Other messages are not affected",
         path=files.root,

@@ -30,7 +30,7 @@ def lane_runs(
     return tuple(
         tuple(
             (lane_of(slot), last - first + 1)
-            for slot, first, last in index.slot_runs(piece.first, piece.first + piece.rows - 1)
+            for slot, first, last in index.slot_runs(piece.first, piece.last)
         )
         for piece, _ in pieces
     )
