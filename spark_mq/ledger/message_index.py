@@ -23,7 +23,6 @@ from spark_mq.ledger.slots import FileSlots, SlotLayout, decode_slots
 __all__ = ["DataFile", "DeliveryTimes", "FileColumns", "TimedRun"]
 
 _REMEMBERED_SETS: Final = 50_000
-_REMEMBERED_FILES: Final = 1_000
 _BLOCK: Final = 64  # neighbouring files whose slots are looked at together
 _SMALL_MAP: Final = 64  # a map with fewer entries is copied when others follow
 
@@ -63,9 +62,8 @@ _ReplacedByFile = dict[int, Sequence[Interval]]
 
 @dataclass(frozen=True, slots=True)
 class _SlotCache:
-    """Slots that successive indexes look up again. The slot of a message never changes."""
+    """Sets of slots that successive indexes look up again. The slot of a message never changes."""
 
-    files: dict[int, FileSlots] = field(default_factory=dict)  # by the first sequence of a file
     ranges: dict[Interval, int] = field(default_factory=dict)  # the sets of the ranges of ledgers
     blocks: dict[Interval, int] = field(default_factory=dict)  # the sets of neighbouring files
 
@@ -382,16 +380,8 @@ class MessageIndex:
                     yield part, at, start, end
 
     def _slots_at(self, part: FileColumns, at: int) -> FileSlots:
-        first, known = part.firsts[at], self._slots.files
-        if (slots := known.get(first)) is not None:
-            return slots
-        text = part.slots.of(first)
-        if not text:
-            return self._last_slot
-        if len(known) >= _REMEMBERED_FILES:
-            known.clear()
-        known[first] = slots = decode_slots(text)
-        return slots
+        text = part.slots.of(part.firsts[at])
+        return decode_slots(text) if text else self._last_slot
 
     def priorities_after(self, seq: int) -> int:
         """Return the priorities of the files that end after a sequence, and always 0."""
