@@ -16,14 +16,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import SessionNotSameException, StreamingQueryException
 from support.handles import take_all, until
-from support.harness import (
-    Stream,
-    copy_checkpoint,
-    look,
-    make_queue,
-    numbered,
-    publish,
-)
+from support.harness import Stream, copy_checkpoint, look, make_queue, numbered, publish
 from support.tables import group_ledger_of, messages_of
 
 from spark_mq import Queue

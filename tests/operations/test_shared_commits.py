@@ -30,12 +30,7 @@ from support.tables import (
 )
 
 from spark_mq import Lease, Queue, SettleResult
-from spark_mq.errors import (
-    CommitConflict,
-    ContentionTimeout,
-    CorruptLog,
-    StorageError,
-)
+from spark_mq.errors import CommitConflict, ContentionTimeout, CorruptLog, StorageError
 from spark_mq.ledger.acquire import Acquire
 from spark_mq.ledger.commands import Change, View
 from spark_mq.ledger.settle import ACK, RELEASE, Settle, SettlePart

@@ -15,13 +15,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from support import harness
 from support.handles import until
-from support.harness import (
-    Death,
-    Sink,
-    Stream,
-    numbered,
-    session_with,
-)
+from support.harness import Death, Sink, Stream, numbered, session_with
 from support.marks import slow
 
 from spark_mq import Queue

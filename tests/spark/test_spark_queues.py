@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from support.harness import (
-    Sink,
-    Stream,
-    finish,
-    make_queue,
-    numbered,
-    start,
-    values,
-)
+from support.harness import Sink, Stream, finish, make_queue, numbered, start, values
 
 from spark_mq import Queue
 

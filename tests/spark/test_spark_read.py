@@ -12,14 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from both_readers import read_twice
 from pyspark.errors import StreamingQueryException
-from support.harness import (
-    Stream,
-    add_foreign_file,
-    configured,
-    make_queue,
-    numbered,
-    values,
-)
+from support.harness import Stream, add_foreign_file, configured, make_queue, numbered, values
 from support.limits import Limits
 from support.marks import slow
 from support.tables import messages_of

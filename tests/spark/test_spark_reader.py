@@ -16,14 +16,7 @@ import pytest
 from both_readers import read_twice
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
-from support.harness import (
-    Stream,
-    add_foreign_file,
-    configured,
-    make_queue,
-    numbered,
-    values,
-)
+from support.harness import Stream, add_foreign_file, configured, make_queue, numbered, values
 from support.limits import Limits
 from support.marks import slow, slow_but
 from support.spark_session import is_read_by_spark

@@ -13,15 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from support.byte_store import ByteStore
-from support.handles import (
-    Killed,
-    again,
-    clean_messages,
-    die,
-    index_commits,
-    lease,
-    on_commit,
-)
+from support.handles import Killed, again, clean_messages, die, index_commits, lease, on_commit
 from support.limits import Limits
 from support.queues import Make
 from support.rule_variants import rule_variant, then
