@@ -64,8 +64,7 @@ def test_a_queue_lives_where_an_external_table_is_registered(unity: UnityServer)
     path = f"uc://{unity.new_table()}"
     queue = Queue.create(path, storage_options=unity.options)
     queue.publish(["a"])
-    lease = queue.group("g").lease("w")
-    lease.ack()
+    queue.group("g").lease("w").ack()
 
 
 def test_a_worker_outlives_its_keys(unity: UnityServer, caplog: pytest.LogCaptureFixture) -> None:

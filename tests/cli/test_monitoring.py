@@ -27,8 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     queue = Queue.create(path, durable=False, lanes=8)
     queue.describe(durations=True)  # histograms begin with the first look
     queue.publish(["a", "b", "c"])
-    lease = queue.group("billing").lease("w")
-    lease.reject()
+    queue.group("billing").lease("w").reject()
     queue.sweep()
     queue.group("billing").lease("w")
     queue.publish(Message("d", key="k"))

@@ -26,8 +26,7 @@ def of(queue: Queue, name: str = "g") -> tuple[dict[float, int], dict[float, int
     return found(own.time_to_lease), found(own.time_to_settle)
 
 
-def test_messages_are_counted_by_their_time_to_lease_and_to_settle() -> None:
-    clock = ManualClock()
+def test_messages_are_counted_by_their_time_to_lease_and_to_settle(clock: ManualClock) -> None:
     queue = memory_queue(clock)
     group = queue.group("g").ensure()
     assert of(queue) == ({}, {})
@@ -41,8 +40,7 @@ def test_messages_are_counted_by_their_time_to_lease_and_to_settle() -> None:
     lease.nack([second], delay=0)
     clock.advance("10m")
     lease.reject([third])
-    again_ = group.lease("w")
-    assert [message.sequence for message in again_.messages] == [second]
+    assert [message.sequence for message in group.lease("w").messages] == [second]
     clock.advance("10h")
     group.lease("late", max_messages=5)  # whose predecessor has expired
     assert of(queue) == ({60.0: 3}, {300.0: 2, 900.0: 1})
@@ -50,8 +48,7 @@ def test_messages_are_counted_by_their_time_to_lease_and_to_settle() -> None:
     assert 899 <= total.seconds <= 903
 
 
-def test_the_time_to_lease_begins_when_a_message_is_due() -> None:
-    clock = ManualClock()
+def test_the_time_to_lease_begins_when_a_message_is_due(clock: ManualClock) -> None:
     queue = memory_queue(clock)
     group = queue.group("g").ensure()
     of(queue)

@@ -24,15 +24,9 @@ LANES = 8
 LAYOUT = SlotLayout(LANES)
 
 
-def lane_of(key: str) -> int:
-    lane = LAYOUT.lane(key)
-    assert lane is not None
-    return lane
-
-
 def key_in(lane: int, number: int = 0) -> str:
     """Return a key of a lane, another one for each number."""
-    return [f"k{n}" for n in range(1_000) if lane_of(f"k{n}") == lane][number]
+    return [f"k{n}" for n in range(1_000) if LAYOUT.lane(f"k{n}") == lane][number]
 
 
 def ordered(make: Callable[..., Queue], **settings: Any) -> Queue:

@@ -74,8 +74,7 @@ def test_errors_that_differ_in_numbers_and_names_are_one_failure(clock: ManualCl
     assert first.error == "ValueError: order 7 of '' is bad"
     assert (first.first_at, first.last_at) == (began, began + timedelta(minutes=4))
     assert [(key.key, key.messages, key.share) for key in first.keys] == [("anna", 3, 0.75)]
-    letters = queue.list_dead_letters()
-    newest = letters["dead_letter_sequence"].to_pylist()[::-1]
+    newest = queue.list_dead_letters()["dead_letter_sequence"].to_pylist()[::-1]
     assert first.samples == (newest[0], newest[2], newest[3])
     assert (second.shape, second.first_at, second.last_at) == (
         "KeyError: <text>", *[began + timedelta(minutes=3)] * 2,
@@ -140,7 +139,6 @@ def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]
     other.publish("foreign")
     other.group("g").lease("w").reject(error="foreign")
     other.sweep()
-    assert "foreign" not in queue.newest_dead_letters()["error"].to_pylist()
     assert queue.newest_dead_letters().num_rows == 7
     assert [failure.error for failure in other.failures()] == ["foreign"]
 

@@ -37,8 +37,7 @@ def _figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def settle(group: ConsumerGroup, count: int) -> None:
-    lease = group.lease("w", max_messages=count)
-    lease.ack()
+    group.lease("w", max_messages=count).ack()
 
 
 def show(number: float) -> str:

@@ -165,8 +165,7 @@ def test_a_damaged_group_does_not_hide_the_others(
     assert [name for name, _ in again(queue).trace(sequences[0]).blocked] == ["good"]
 
 
-def test_no_age_counts_what_is_scheduled_for_later() -> None:
-    clock = ManualClock()
+def test_no_age_counts_what_is_scheduled_for_later(clock: ManualClock) -> None:
     queue = memory_queue(clock, lanes=8, order="key")
     queue.publish(Message("later", key="a", priority=3, deliver_at=timedelta(hours=5)))
     clock.advance("30m")
@@ -193,8 +192,7 @@ def test_no_age_counts_what_is_scheduled_for_later() -> None:
     assert minutes() == {30}
 
 
-def test_deliveries_and_failures_are_counted_by_reason() -> None:
-    clock = ManualClock()
+def test_deliveries_and_failures_are_counted_by_reason(clock: ManualClock) -> None:
     queue = memory_queue(clock, visibility_timeout="30s", clock_skew="0s")
     queue.publish([str(n) for n in range(10)])
     group = queue.group("g")

@@ -16,8 +16,7 @@ Step = Callable[[ConsumerGroup], Any]
 
 
 def fail(group: ConsumerGroup) -> None:
-    lease = group.lease("w")
-    lease.nack(error="bad")
+    group.lease("w").nack(error="bad")
 
 
 def fail_alone(group: ConsumerGroup) -> None:
@@ -64,8 +63,7 @@ def test_a_group_of_which_nothing_is_due_gives_no_reason(clock: ManualClock) -> 
     queue = memory_queue(clock)
     group = queue.group("g").ensure()
     queue.publish([Message("later", deliver_at="1h"), "now", "held"])
-    lease = group.lease("w", max_messages=1)
-    lease.nack(delay="1h")
+    group.lease("w", max_messages=1).nack(delay="1h")
     group.lease("w")
     stats = group.stats()
     assert (stats.blocked_because, stats.backlog, stats.delayed, stats.leased) == ("", 3, 2, 1)

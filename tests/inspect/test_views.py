@@ -188,9 +188,7 @@ def test_locate_finds_messages_by_their_id(queue: Queue) -> None:
     queue.publish([Message("a", message_id="x"), Message("b", message_id="y")])
     queue.publish([Message("c", message_id="x")])
     first, second, third = (message.sequence for message in queue.peek())
-    group = queue.group("one")
-    lease = group.lease("w", max_messages=2)
-    assert lease is not None
+    queue.group("one").lease("w", max_messages=2)
     queue.group("two").ensure()
     places = queue.locate(message_id="x")
     assert [(place.sequence, place.group, place.state) for place in places] == [
@@ -220,8 +218,7 @@ def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -
     lease.ack([fast])
     lease.nack([failing], error="oops", delay=0)
     clock.advance("5m")
-    again = group.lease("w")
-    again.nack([failing], error="worse")
+    group.lease("w").nack([failing], error="worse")
     (worst,) = group.most_failing()
     assert (worst.first, worst.failure_count, worst.error) == (failing, 2, "worse")
     assert {record.first for record in group.slowest(2)} == {slow, failing}
@@ -231,9 +228,8 @@ def test_slow_and_failing_messages_are_named(queue: Queue, clock: ManualClock) -
     assert (last.error, last.at) == ("worse", clock()), "the time of its last delivery"
 
 
-def test_the_clock_of_a_slow_message_ends_when_it_is_settled() -> None:
-    clock = ManualClock()  # in memory, whose commits have its times
-    queue = memory_queue(clock)
+def test_the_clock_of_a_slow_message_ends_when_it_is_settled(clock: ManualClock) -> None:
+    queue = memory_queue(clock)  # whose commits have its times
     queue.publish(["dies", "acked"])
     group = queue.group("g")
     lease = group.lease("w", max_messages=2, visibility_timeout="1h")
@@ -255,8 +251,7 @@ def test_the_clock_of_a_slow_message_ends_when_it_is_settled() -> None:
     assert {record.state for record in group.slowest()} == {"acked", "dead_lettered"}
 
 
-def test_the_clock_of_a_message_goes_on_when_its_owner_retries_it() -> None:
-    clock = ManualClock()
+def test_the_clock_of_a_message_goes_on_when_its_owner_retries_it(clock: ManualClock) -> None:
     queue = memory_queue(clock)
     sequence = queue.publish(["m"]).sequences[0]
     group = queue.group("g")

@@ -29,8 +29,7 @@ def queue(tmp_path: Path) -> Queue:
     for number in range(10):
         queue.publish(str(number))
     while version(queue, "leases") < 39:
-        lease = group.lease("w", max_messages=1)
-        lease.release()
+        group.lease("w", max_messages=1).release()
     queue.sweep()
     for name in TABLES:
         make_old(Path(queue.path, name))

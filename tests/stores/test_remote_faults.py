@@ -133,7 +133,6 @@ def test_a_settle_whose_reply_is_lost_is_no_lease_lost(
 ) -> None:
     queue.publish(["a", "b"])
     lease = queue.group().lease("w", max_messages=2)
-    assert lease is not None
     proxy.once(fault, "PUT", "leases/_delta_log")
     assert getattr(lease, verb)().settled == 2
     assert proxy.met() == 1

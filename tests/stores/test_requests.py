@@ -33,8 +33,7 @@ def counted(remote: RemoteStore) -> Iterator[tuple[Queue, Requests]]:
         queue = Queue.create(path, storage_options=remote.options_at(url))
         for _ in range(3):
             queue.publish([b"a", b"b"])
-            lease = queue.group().lease("w", max_messages=1)
-            lease.ack()
+            queue.group().lease("w", max_messages=1).ack()
         yield queue, seen
 
 

@@ -60,8 +60,7 @@ def make_tables(path: Path) -> Queue:
     queue.sweep()
     housekeep(queue, keep_versions=1, keep_seconds=0)
     queue.sweep()
-    letter = queue.dead_letters.group("look").lease("w")
-    letter.ack()
+    queue.dead_letters.group("look").lease("w").ack()
     queue.dead_letters.sweep()
     queue.publish("after the sweep")
     return queue

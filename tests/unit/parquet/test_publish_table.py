@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.handles import lease
 
 from spark_mq import InvalidSchema
 from spark_mq.testing import memory_queue
@@ -17,9 +18,7 @@ def published(table: pa.Table) -> pa.Table:
     """Publish a table. Return what a lease gets of it."""
     queue = memory_queue()
     queue.publish(table)
-    lease = queue.group().lease("w", max_messages=100)
-    assert lease is not None
-    return lease.table()
+    return lease(queue).table()
 
 
 def refused(why: str, **columns: pa.Array) -> None:

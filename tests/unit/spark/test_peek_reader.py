@@ -107,8 +107,7 @@ def ended(tmp_path: Path) -> Queue:
     lease.nack([bad], error="first")
     lease.ack([acked])
     group.discard([dropped], force=True)
-    retried = group.lease("w")
-    retried.reject(error="no customer")
+    group.lease("w").reject(error="no customer")
     queue.sweep()  # a seek skips messages that are dead, too
     queue.publish(Message("expired", expires_at=timedelta(seconds=5)))
     clock.advance("1m")
@@ -116,8 +115,7 @@ def ended(tmp_path: Path) -> Queue:
     queue.publish("skipped")
     group.seek("latest")
     queue.publish(["available", "unread"])
-    held = group.lease("w")
-    held.nack(delay="1h")
+    group.lease("w").nack(delay="1h")
     return queue
 
 
@@ -149,8 +147,7 @@ def test_a_read_shows_how_each_message_ended_also_once_a_sweep_has_cleaned(ended
 
 def test_a_seek_back_makes_ended_messages_unread_again(ended: Queue) -> None:
     ended.group("billing").seek("earliest")
-    first = ended.group("billing").lease("w")
-    first.ack()
+    ended.group("billing").lease("w").ack()
     shown = seen(ended)
     assert shown["acked"][:2] == ("acked", 1)
     assert {shown[name][0] for name in ("dead_lettered", "dropped", "skipped")} == {"unread"}

@@ -515,8 +515,7 @@ def test_available_now_drains_what_was_there_and_due_at_its_start(
     queue: Queue, clock: ManualClock
 ) -> None:
     receipt = queue.publish(["a", "b", "c"])
-    first = queue.group("g").lease("other")
-    first.nack(delay="1s")
+    queue.group("g").lease("other").nack(delay="1s")
     runner = Runner(queue, max_messages=1)
     assert not runner.source.is_limited
     runner.source.limit_to_current()
@@ -694,8 +693,7 @@ def test_an_open_breaker_gives_a_stream_a_trial_at_its_time(clock: ManualClock) 
     queue = memory_queue(clock, breaker_threshold=2)
     queue.publish([str(i) for i in range(9)])
     for _ in range(2):
-        taken = queue.group("g").lease("w")
-        taken.nack(delay="1h", error="boom")
+        queue.group("g").lease("w").nack(delay="1h", error="boom")
     runner = Runner(queue)
     assert not runner.offer()
     progress = runner.source.progress()
