@@ -44,14 +44,6 @@ def read(folder: Path, rows: int) -> list[bytes]:
     return reader.read(FileSlice("f", 0, rows, 0, 0, 0))["value"].to_pylist()
 
 
-def test_few_footers_are_kept_however_small_they_are() -> None:
-    one = footer()
-    for key in range(600):
-        footers[key] = one
-    assert len(footers) == 512
-    assert footers.use(599) is one
-
-
 def test_the_footers_that_are_kept_are_bounded_in_bytes() -> None:
     wide = footer(columns=500)
     for key in range(100):
