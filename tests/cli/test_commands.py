@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.commands import Run, parameters_of_commands, started
+from support.commands import Run, Terminal, parameters_of_commands, started
 from support.handles import until
 from support.stocked_queue import stocked_queue
 
@@ -235,11 +234,6 @@ def test_ctrl_c_ends_a_redrive_after_the_letters_in_hand(
     monkeypatch.setattr(Queue, "redrive", interrupted)
     ended = run("dlq", "redrive", "-q", queue.path, "--yes", expect=130)
     assert "interrupted. Redriven: 1. Run it again for the rest" in ended.err
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_no_to_a_question_changes_nothing_and_is_no_error(

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from support.commands import Terminal
 from support.handles import lease, until
 from support.rule_variants import first, rule_variant
 
@@ -18,13 +19,6 @@ from spark_mq import ConsumerGroup, Message, ReceivedMessage, Reject, Retry
 from spark_mq.interfaces.cli.output import FailureLines, Left, track
 from spark_mq.interfaces.cli.workers import tracking_settled
 from spark_mq.testing import memory_queue
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def steps_of(call: Callable[[], object]) -> list[str]:
@@ -163,13 +157,13 @@ def test_a_worker_without_a_time_left_says_how_many_wait_after_failures() -> Non
             if finished:
                 shown.finish(1)
             else:
-                shown.fail(1, "ValueError: no customer", None, None)
+                shown.fail(2, "ValueError: no customer", None, None)
             lines.append(str(shown))
     assert lines == [
         "settled: 1 of 3 messages, 0.5 msg/s, 33%, 4s left, 1 waits until it is due",
-        "settled: 1 of 3 messages, 2 wait until they are due (1 failure)",
-        "settled: 2 of 3 messages, 1 waits until it is due (1 failure)",
-        "settled: 2 of 4 messages, 0.25 msg/s, 50%, 8s left, 2 failures",
+        "settled: 1 of 3 messages, 2 wait until they are due (2 failures)",
+        "settled: 2 of 3 messages, 1 waits until it is due (2 failures)",
+        "settled: 2 of 4 messages, 0.25 msg/s, 50%, 8s left, 4 failures",
     ]
 
 

@@ -39,6 +39,13 @@ class Done(NamedTuple):
         return row
 
 
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 Run = Callable[..., Done]
 Start = Callable[[list[str], str, dict[str, str]], Done]
 
