@@ -26,10 +26,6 @@ OWN = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 APPROVED = Path(__file__).parent / "spans.txt"
 
 
-def nothing(_: object) -> None:
-    """Handle a lease."""
-
-
 def attributes_of(shown: Any) -> list[str]:
     return [f"{name}: {value!r}" for name, value in sorted(shown.attributes.items())]
 
@@ -78,9 +74,9 @@ def test_spans_and_metrics_are_as_they_were_approved(
     queue.publish(["j", "k"])
     queue.publish("l")
     work = {"mode": "batch", "max_messages": 3, "until": "empty", "worker_id": "worker-2"}
-    billing.work(nothing, **work)
+    billing.work(lambda _: None, **work)
     queue.publish("m")
-    billing.work(nothing, **work)
+    billing.work(lambda _: None, **work)
     mail.seek("latest")
     queue.publish(["n", "o"])
     mail.work(fail, **work, on_error="reject")
@@ -148,7 +144,7 @@ def test_the_links_of_a_large_batch_are_capped(
     add_values(queue, b"without a context")
     queue.publish(messages[127:])
     opened = byte_store.paths("open", of="messages")
-    drain(queue, nothing, mode="batch", max_messages=301)
+    drain(queue, lambda _: None, mode="batch", max_messages=301)
     assert len(recorded.span("process orders").links) == 127
     published = [(span.kind, len(span.links)) for span in recorded.spans("publish orders")]
     assert published == [(SpanKind.CLIENT, 127), (SpanKind.PRODUCER, 128)]
