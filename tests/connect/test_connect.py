@@ -55,15 +55,6 @@ def noted(home: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def published(queue: Queue) -> list[str]:
-    return sorted(take_all(queue.group("check")))
-
-
-def publish_rows(spark: Any, queue: Queue) -> None:
-    rows = spark.range(ROWS, numPartitions=3)
-    publish(rows.selectExpr("format_string('%03d', id) AS value"), queue.path)
-
-
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 240
     while not path.exists():
@@ -72,11 +63,12 @@ def wait_for(path: Path) -> None:
 
 
 def test_a_dataframe_is_published_and_looked_at(spark: Any, queue: Queue) -> None:
-    publish_rows(spark, queue)
+    rows = spark.range(ROWS, numPartitions=3)
+    publish(rows.selectExpr("format_string('%03d', id) AS value"), queue.path)
     queue.group("g").ensure()
     peek = look(spark, queue, consumerGroup="g")
     assert [row.state for row in peek.collect()] == ["unread"] * ROWS
-    assert published(queue) == numbered(ROWS)
+    assert sorted(take_all(queue.group("check"))) == numbered(ROWS)
     assert len(messages_of(queue).index().files) == 3
 
 
@@ -257,14 +249,3 @@ def test_a_driver_that_wakes_after_its_successor_settles_nothing_and_is_reported
     until(lambda: not query.isActive, "the woken query ended")
     assert "StreamFenced" in str(query.exception())
     assert group_ledger_of(stream.group).current().ranges.equals(before)
-
-
-@pytest.mark.parametrize(
-    ("given", "reported"), [({}, "QueueNotFound"), ({"consumergrop": "g"}, "consumerGroup")]
-)
-def test_wrong_options_are_reported_to_the_client(
-    spark: Any, tmp_path: Path, given: dict[str, str], reported: str
-) -> None:
-    reader = spark.read.format("spark_mq").options(**given)
-    with pytest.raises(Exception, match=reported):
-        reader.load(str(tmp_path / "none")).count()

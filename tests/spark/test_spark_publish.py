@@ -64,16 +64,6 @@ def test_a_dataframe_gets_the_queues_default_times_where_it_has_none(
     assert all(message.expires_at is not None for message in queue.peek())
 
 
-def test_rows_as_kafkas_source_has_them_are_published(spark: Any, queue: Queue) -> None:
-    rows = spark.sql(
-        "SELECT CAST('k' AS BINARY) AS Key, X'00FF80' AS VALUE, "
-        "array(struct('h' AS key, CAST('1' AS BINARY) AS value)) AS headers"
-    )
-    publish(rows, queue.path)
-    (message,) = received(queue)
-    assert (message.key, message.value, message.headers) == ("k", b"\x00\xff\x80", {"h": "1"})
-
-
 def test_sql_writes_text_through_a_view_and_makes_no_table(spark: Any, queue: Queue) -> None:
     using = f"USING spark_mq OPTIONS (path '{queue.path}')"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW into_queue (key STRING, value STRING) {using}")
@@ -82,12 +72,6 @@ def test_sql_writes_text_through_a_view_and_makes_no_table(spark: Any, queue: Qu
     with pytest.raises(AnalysisException, match="Use CREATE TEMPORARY VIEW orders USING spark_mq"):
         spark.sql(f"CREATE TABLE no_queue {using}")
     spark.catalog.dropTempView("into_queue")
-
-
-def test_an_empty_dataframe_publishes_nothing(spark: Any, queue: Queue) -> None:
-    before = versions(queue)
-    publish(spark.range(0).selectExpr("'x' AS value"), queue.path)
-    assert versions(queue) == before
 
 
 @pytest.mark.slow
@@ -110,18 +94,6 @@ def test_a_streaming_publish_that_is_replayed_publishes_each_batch_once(
     assert versions(queue)["messages"] == (published or 0) + 1, (
         "the replay committed nothing, the new batch once"
     )
-
-
-def test_a_null_value_is_refused_and_nothing_is_published(spark: Any, queue: Queue) -> None:
-    before = versions(queue)
-    lines = spark.sql(
-        "SELECT nullif(value, 'bad') AS value FROM VALUES ('good'), ('bad') AS (value)"
-    )
-    with pytest.raises(Exception, match="null") as caught:
-        publish(lines, queue.path)
-    assert "InvalidSchema" in str(caught.value)
-    assert "value" in str(caught.value)
-    assert versions(queue) == before
 
 
 # -- peek

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.harness import Stream, look, make_queue, numbered, publish, versions
-from support.tables import context_of
+from support.harness import Stream, numbered, versions
 
 from spark_mq import Queue
 from spark_mq.errors import InvalidOption
@@ -33,22 +32,6 @@ def test_a_stream_with_a_bad_option_is_refused(spark: Any, filled: Queue) -> Non
         reader.load()
     assert versions(filled) == before
     assert filled.groups() == []
-
-
-def test_a_queue_that_is_not_there_is_refused_and_not_made(spark: Any, tmp_path: Path) -> None:
-    path = str(tmp_path / "nothing")
-    stream = Stream(spark, make_queue(tmp_path / "other"), tmp_path / "checkpoint")
-    context_of(stream.queue).path = path
-    with pytest.raises(Exception, match=r"QueueNotFound.*Queue.create") as caught:
-        stream.run(lambda batch, _: None)
-    assert path in str(caught.value)
-    for call in (
-        lambda: look(spark, stream.queue).count(),
-        lambda: publish(spark.range(1).selectExpr("'x' AS value"), path),
-    ):
-        with pytest.raises(Exception, match="QueueNotFound"):
-            call()
-    assert not Path(path).exists()
 
 
 def test_a_batch_without_lease_id_is_refused_and_not_acked(stream: Stream, filled: Queue) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import types as t
 from support.tables import messages_of
 
 from spark_mq import InvalidOption, InvalidSchema, Message, Queue
-from spark_mq.errors import CorruptLog, GroupNotFound
+from spark_mq.errors import CorruptLog, GroupNotFound, QueueNotFound
 from spark_mq.spark import SparkMQDataSource
 
 
@@ -206,6 +206,16 @@ def test_a_missing_group_is_refused_and_not_made(tmp_path: Path) -> None:
     stream(path=queue.path, consumerGroup="billing", createGroup="false").initialOffset()
 
 
+def test_a_queue_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> None:
+    path = str(tmp_path / "nothing")
+    makes = (stream(path=path).initialOffset, read(path=path).partitions, lambda: write(path=path))
+    for call in makes:
+        with pytest.raises(QueueNotFound, match=r"Queue\.create") as caught:
+            call()
+        assert path in str(caught.value)
+    assert not Path(path).exists()
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "reported"),
     [
@@ -242,12 +252,23 @@ def test_a_stream_takes_no_number_of_its_user() -> None:
 def test_the_columns_of_a_dataframe_are_checked_before_any_job(tmp_path: Path) -> None:
     path = Queue.create(tmp_path / "q", durable=False).path
     write(t.StructType().add("Value", "string").add("deliver_AT", "timestamp"), path=path)
+    header = t.StructType().add("key", "string").add("value", "binary")  # as Kafka's source has it
+    kafka = t.StructType().add("VALUE", "binary").add("Key", "binary")
+    write(kafka.add("headers", t.ArrayType(header)), path=path)
     number = t.StructType().add("value", "long")
     with pytest.raises(InvalidSchema, match="bigint, not string or binary: cast it"):
         write(number, path=path)
     with_id = t.StructType().add("value", "string").add("dedup_id", "string")
     with pytest.raises(InvalidOption, match="no dedup_window"):
         write(with_id, path=path)
+
+
+def test_a_write_without_rows_makes_no_file_and_a_null_value_is_refused(tmp_path: Path) -> None:
+    writer = write(path=Queue.create(tmp_path / "q", durable=False).path)
+    rows = pa.record_batch({"value": [b"good", None]})
+    assert writer.write(iter([rows.slice(0, 0)])).files == ()
+    with pytest.raises(InvalidSchema, match="1 values are null"):
+        writer.write(iter([rows]))
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
