@@ -41,13 +41,9 @@ def test_a_look_returns_parsed_values_and_the_reason_of_others(
 def test_a_wrong_schema_is_refused_before_the_query_starts(spark: Any, queue: Queue) -> None:
     with pytest.raises(Exception, match="INTT"):
         spark.readStream.format("spark_mq").option("valueSchema", "id INTT").load(queue.path)
-    for schema, reason in (
-        ("id VARIANT", "valueSchema has the type variant"),
-        ("a INT>, x STRUCT<b INT", "there is no column 'x'"),
-    ):
-        reader = spark.read.format("spark_mq").option("valueSchema", schema)
-        with pytest.raises(Exception, match=reason):
-            reader.load(queue.path).collect()
+    reader = spark.read.format("spark_mq").option("valueSchema", "a INT>, x STRUCT<b INT")
+    with pytest.raises(Exception, match="there is no column 'x'"):
+        reader.load(queue.path).collect()
     with pytest.raises(Exception, match="The option valueSchema adds it"):
         spark.read.format("spark_mq").schema("data STRUCT<id INT>").load(queue.path).collect()
 
