@@ -17,7 +17,6 @@ from support.working import leave_heartbeat
 from spark_mq import Message, Queue
 from spark_mq.util.show import json_line
 
-APPROVED = Path(__file__).parent / "views.txt"
 SECONDS = 120
 """How far an age may be from that of a look a moment later."""
 
@@ -141,7 +140,7 @@ def test_tables_are_as_they_were_approved(shop: Path, run: Run) -> None:
     for words in TEXTS:
         done = run(*words.split(), expect=int(words.startswith("check")))
         texts[words] = without_what_varies(done.out + done.err, shop)
-    assert_approved(APPROVED, texts.items())
+    assert_approved(Path(__file__).parent / "views.txt", texts.items())
     # An interval may end during the test, so that there are rows of two.
     heads = run("throughput", "-q", "orders").out.splitlines()[0].split()
     assert (heads[:5], heads[-2:]) == (

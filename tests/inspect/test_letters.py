@@ -127,9 +127,6 @@ def test_dead_letters_are_listed_from_the_newest_on(queue: Queue) -> None:
     assert newest == everything[::-1][:3]
     rest = queue.newest_dead_letters(9, before=newest[-1])["dead_letter_sequence"].to_pylist()
     assert newest + rest == everything[::-1]
-    queue.redrive(where=f"dead_letter_sequence = {newest[0]}")
-    assert queue.newest_dead_letters(1)["dead_letter_sequence"].to_pylist() == newest[1:2]
-    assert queue.failures().counted == 6
 
 
 def test_letters_of_another_queue_are_left_out(delta_queue: Callable[..., Queue]) -> None:

@@ -27,9 +27,6 @@ def html_of(shown: Any) -> str:
     return str(shown._repr_html_())
 
 
-APPROVED = Path(__file__).parent / "notebook.txt"
-
-
 def test_what_a_notebook_shows_is_as_it_was_approved(clock: ManualClock, tmp_path: Path) -> None:
     queue, texts = memory_queue(clock, lanes=4), dict[str, str]()
     values = [
@@ -68,7 +65,7 @@ def test_what_a_notebook_shows_is_as_it_was_approved(clock: ManualClock, tmp_pat
     note(dry_run=queue.redrive(dry_run=True), redrive=queue.redrive())
     for one in (queue.describe(), queue.health()):
         texts[f"{type(one).__name__} printed"] = without_what_varies(str(one), tmp_path)
-    assert_approved(APPROVED, texts.items())
+    assert_approved(Path(__file__).parent / "notebook.txt", texts.items())
     assert html_of(queue) == html_of(queue.describe())
 
 

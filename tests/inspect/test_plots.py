@@ -23,7 +23,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.dates import num2date
 
-APPROVED = Path(__file__).parent / "plots.txt"
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
@@ -183,7 +182,7 @@ def test_plots_are_as_they_were_approved() -> None:
         queue = memory_queue(clock, visibility_timeout="1h")
         title = scene.__name__.replace("_", " ")
         texts += [(f"{title} {n}", drawn(axes)) for n, axes in enumerate(scene(clock, queue), 1)]
-    assert_approved(APPROVED, texts)
+    assert_approved(Path(__file__).parent / "plots.txt", texts)
 
 
 def test_names_begin_no_formula_and_stay_in_the_legend(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from opentelemetry.trace import SpanKind, get_tracer
 
 OWN = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 """The context of a message that has been traced before."""
-APPROVED = Path(__file__).parent / "spans.txt"
 
 
 def attributes_of(shown: Any) -> list[str]:
@@ -92,7 +91,7 @@ def test_spans_and_metrics_are_as_they_were_approved(
             call()
     shown = [*shown_spans(recorded.spans()), *shown_metrics(recorded.metrics())]
     texts = ((title, without_what_varies(text, tmp_path)) for title, text in shown)
-    assert_approved(APPROVED, texts)
+    assert_approved(Path(__file__).parent / "spans.txt", texts)
 
 
 def test_each_row_of_a_table_without_a_context_gets_that_of_the_publish(
