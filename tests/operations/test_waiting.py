@@ -16,8 +16,8 @@ from support.byte_store import ByteStore
 from support.handles import again, lease, leased, until
 from support.limits import Limits
 from support.queues import Make
-from support.rule_variants import first, rule_variant
-from support.tables import context_of, messages_of
+from support.rule_variants import first, rule_variant, then
+from support.tables import as_in_a_store, context_of, messages_of
 
 from spark_mq import Lease, Message, Queue
 from spark_mq.errors import NotAQueue
@@ -56,10 +56,7 @@ def waiter_on(limits: Limits) -> Iterator[Starts]:
 
 @pytest.mark.parametrize(
     "what",
-    [
-        lambda taken, clock: taken.nack(delay=0),
-        lambda taken, clock: clock.advance("62s"),
-    ],
+    [lambda taken, _: taken.nack(delay=0), lambda _, clock: clock.advance("62s")],
     ids=["nacked", "past its deadline"],
 )
 def test_what_makes_a_message_due_wakes_who_waits(
@@ -122,6 +119,19 @@ def tries() -> Iterator[list[float]]:
     made = list[float]()
     with rule_variant("GroupCommitter.run", first(lambda _: made.append(time.monotonic()))):
         yield made
+
+
+def test_a_lease_tries_again_once_a_slow_check_of_its_file_has_ended(
+    delta_queue: Make, limits: Limits
+) -> None:
+    limits(check_seconds=0.0)
+    queue, end, ended = as_in_a_store(delta_queue()), threading.Event(), list[bool]()
+    slow = rule_variant("FileCheck.run", first(lambda _: end.wait(10)))
+    waits = rule_variant("FileChecks.finish", first(lambda _: end.set()))
+    waited = rule_variant("FileCheck.finish", then(lambda _, a: ended.append(a.self.readable)))
+    with slow, waits, waited:
+        assert leased(queue, "a")
+    assert ended == [True]
 
 
 def test_within_a_process_a_waiter_is_awake_within_20_ms(
