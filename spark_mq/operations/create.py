@@ -183,7 +183,7 @@ def open_context(root: str, options: Mapping[str, str], clock: Clock | None = No
 
 def _completed(root: str, messages: MessageTable, ledgers: LedgerTable) -> TableState | None:
     """Complete a queue whose creator crashed or is slow, and return ``leases/``."""
-    if ObjectStore(root, messages.storage_options).exists(DROP_MARK):
+    if ObjectStore(root, messages.files.options).exists(DROP_MARK):
         raise NotAQueue(f"the queue at {root} is being dropped", path=root)
     _complete(ledgers, messages.table_id, own=True)
     return ledgers.open()

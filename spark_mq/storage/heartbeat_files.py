@@ -11,7 +11,7 @@ import socket
 from dataclasses import asdict, dataclass
 from functools import cache
 from heapq import nlargest
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from operator import attrgetter
 from typing import Annotated, Final
 
@@ -67,10 +67,8 @@ class Heartbeat:
 
 @cache
 def _version() -> str:
-    try:
-        return version("spark_mq")
-    except PackageNotFoundError:  # run from its source
-        return ""
+    """Return the version of the package, or "" if it runs from its source."""
+    return next((found.version for found in distributions(name="spark_mq")), "")
 
 
 def heartbeat_path(group: str, name: str) -> str:

@@ -80,8 +80,7 @@ class LedgerTable:
         self, path: str, storage_options: Mapping[str, str] | None = None, *, durable: bool = True
     ) -> None:
         self.path = path
-        self.storage_options = dict(storage_options or {})
-        self.files = ObjectStore(path, self.storage_options, durable=durable)
+        self.files = ObjectStore(path, storage_options, durable=durable)
         self._secure = partial(secure_files, self.files, sync=self.files.is_local)
         write_soon = partial(checkpoint_soon, secure=self._secure)
         self.log = DeltaLog(self.files, on_checkpoint=write_soon)
@@ -434,7 +433,7 @@ class LedgerTable:
         """Return the operation id of a commit, or None if it is cleaned or another engine's."""
         with wrap_store_errors(self.path, "reading"):
             try:
-                return self.log.read_commit(version).operation_id if version >= 0 else None
+                return self.log.read_commit(version).operation_id
             except FileNotFoundError:
                 return None
 

@@ -68,8 +68,7 @@ class MessageLog:
     ) -> None:
         self.path = path
         self.lanes = lanes
-        self.storage_options = dict(storage_options or {})
-        self.files = ObjectStore(path, self.storage_options, durable=durable)
+        self.files = ObjectStore(path, storage_options, durable=durable)
         # 100,000 data files cost time to open; commits/ has what a reader needs of them.
         self.log = DeltaLog(self.files, track_files=False, on_checkpoint=checkpoint_soon)
         self.ids = IdFiles(self.files)
@@ -78,11 +77,11 @@ class MessageLog:
         self.commits = CommitsTable(
             join(path.rstrip("/").rpartition("/")[0], "commits"),
             self.log,
-            self.storage_options,
+            storage_options,
             durable=durable,
         )
         self._lock = threading.RLock()
-        self._reached: Callable[[bool], int] | None = None
+        self._reached: Callable[[bool], int] = lambda refresh: -1
         self._least_version = -1
         self._published = self.none_published()
         self._generation = 0
@@ -121,7 +120,7 @@ class MessageLog:
 
     def check_expected(self, version: int) -> None:
         """Raise TablesDisagree if the log is older than the ledgers."""
-        if version >= self._least_version or self._reached is None:
+        if version >= self._least_version:
             return
         # Other processes may have committed between the looks at the two tables.
         self._least_version = self._reached(True) >> ORDINAL_BITS

@@ -20,6 +20,7 @@ from support.rule_variants import rule_variant, then
 from support.tables import add_values, checkpoint, messages_of
 
 from spark_mq import Message, Queue, errors
+from spark_mq.ledger.message_index import sequence
 from spark_mq.testing import ManualClock
 
 
@@ -54,6 +55,20 @@ def publish_and_index(queue: Queue, values: str) -> None:
         queue.publish(value)
         checkpoint(messages_of(queue))
     index_commits(queue)
+
+
+def test_the_ledgers_are_looked_at_again_only_if_they_seem_to_be_ahead(queue: Queue) -> None:
+    queue.publish("a")
+    looks = list[bool]()
+
+    def reached(refresh: bool) -> int:
+        looks.append(refresh)
+        return sequence(1 + (looks == [False, False]), 0)
+
+    for known in ([False], [False, False, True]):
+        messages_of(queue).expect(reached)
+        assert queue.stats()["published"] == 1
+        assert looks == known
 
 
 def said(queue: Queue) -> pa.Table:

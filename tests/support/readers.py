@@ -22,7 +22,7 @@ def opened(table: LedgerTable) -> DeltaTable:
     """
     while True:
         try:
-            return DeltaTable(table.path, storage_options=table.storage_options)
+            return DeltaTable(table.path, storage_options=table.files.options)
         except DeltaError as error:
             if "gap" not in str(error).lower():
                 raise
