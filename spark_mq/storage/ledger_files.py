@@ -70,7 +70,6 @@ _ADDED: Final = frozenset(
 # Up to this many rows, pyarrow's set-up of a file takes longer than its rows.
 _SMALL_ROWS: Final = 200
 _HEADER_COLUMNS: Final = ["last", "message_count", "revision", "detail"]
-_LARGE_ROWS: Final = 1_000  # from this many rows on, the encoding of numbers is worth its set-up
 _STRINGS: Final = [f.name for f in FILE_SCHEMA if pa.types.is_string(f.type)]
 _NUMBERS: Final = [
     f.name for f in FILE_SCHEMA if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)
@@ -198,14 +197,13 @@ def encode_ledger(ledger: Ledger) -> EncodedLedger:
 
 def _encode_table(rows: pa.Table) -> memoryview:
     sink = pa.BufferOutputStream()
-    large = rows.num_rows >= _LARGE_ROWS
     pq.write_table(
         rows,
         sink,
         compression="snappy",
-        use_dictionary=_STRINGS if large else False,
-        # Numbers here ascend or repeat, so delta encoding makes large ledgers small.
-        column_encoding=dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED") if large else None,
+        use_dictionary=_STRINGS,
+        # Numbers here ascend or repeat, so delta encoding makes the file several times smaller.
+        column_encoding=dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED"),
         write_statistics=False,
         write_page_checksum=True,  # or a flipped bit could change a ledger silently
         store_schema=False,
