@@ -33,6 +33,7 @@ from support.limits import Limits, keeping
 from support.marks import slow_but
 from support.queues import Make
 from support.tables import (
+    add_values,
     checkpoint,
     context_of,
     fresh_log,
@@ -232,6 +233,8 @@ def test_a_trim_killed_after_its_first_delete_and_repeated_leaves_nothing(
     delta_queue: Make, clock: ManualClock, byte_store: ByteStore
 ) -> None:
     queue = trimmable(delta_queue, clock)
+    add_values(queue, b"foreign", folder="x/")
+    lease(queue).ack()
     byte_store.inject("delete", of=messages_of(queue).files, after=die)
     with pytest.raises(Killed):
         trim(queue)
@@ -239,7 +242,7 @@ def test_a_trim_killed_after_its_first_delete_and_repeated_leaves_nothing(
     assert DeltaTable(messages_of(queue).path).to_pyarrow_table().num_rows == 0
     survivor = again(queue)
     assert trim(survivor) == 0
-    assert files_on_disk(survivor) == 0
+    assert files_on_disk(survivor) == len(messages_of(survivor).files.list("x")) == 0
 
 
 def test_after_a_trim_messages_is_an_ordinary_append_only_table(

@@ -189,7 +189,9 @@ def test_a_stream_lists_the_log_once_a_minute(place: Place, stream: Any) -> None
     """So it notices a log that was made again and has as many commits."""
     place.other.group("new").ensure()
     place.advance(60.0)
+    heard = ledgers_of(place.handle()).notifier.count
     assert stream.may_have_news(POLL)
+    assert ledgers_of(place.handle()).notifier.count == heard + 1, "all that wait hear it"
     for _ in range(2):
         stream.latest(stream.initial())
     place.advance(60.0)

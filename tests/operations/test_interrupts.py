@@ -284,11 +284,8 @@ def test_an_interrupt_frees_the_locks_of_the_whole_process(name: str) -> None:
 
 def test_interrupts_at_its_end_free_the_locks_of_a_commit(tmp_path: Path) -> None:
     queue, cut = on_delta(tmp_path)(), Injected(lambda _: None, before=die)
-    close, release = (
-        rule_variant("LocalTurn.close", first(cut)),
-        rule_variant("Hold.__exit__", lambda _: die),
-    )
-    with close, release, pytest.raises(Killed):
+    close = rule_variant("LocalTurn.close", first(cut))
+    with close, rule_variant("Hold.__exit__", lambda _: die), pytest.raises(Killed):
         queue.group().ensure()
     assert cut.calls == 2
     assert not ledgers_of(queue).commit_lock().owners

@@ -742,16 +742,8 @@ def test_the_cycle_that_a_commit_names_stops_nobody_for_long(named: Any, known: 
     assert peers.due_at == pytest.approx(100.0 + known)
 
 
-def test_a_writer_that_has_not_looked_for_two_cycles_of_the_leader_reads_all_its_commits() -> None:
-    peers = Peers()
-    peers.follow_leader({LEADS: True, CYCLE: 0.2}, MINUTE)
-    peers.looked(100.0, 7.0)
-    assert [peers.knows_all(at) for at in (100.0, 100.3, 100.4)] == [True, True, False]
-    peers.looked(100.5, None)
-    assert peers.due_at < 100.5, "nobody knows when the next one comes"
-
-
 def test_a_writer_that_has_looked_late_looks_earlier_for_the_next_commit() -> None:
+    """One that has not looked for two cycles of the leader reads all its commits."""
     peers = Peers()
     peers.follow_leader({LEADS: True, CYCLE: 1.0}, MINUTE)
     for at, written_at, due_at in (
@@ -764,6 +756,9 @@ def test_a_writer_that_has_looked_late_looks_earlier_for_the_next_commit() -> No
     ):
         peers.looked(at, written_at)
         assert peers.due_at == pytest.approx(due_at)
+    assert [peers.knows_all(at) for at in (201.0, 202.9, 203.0)] == [True, True, False]
+    peers.looked(203.1, None)
+    assert peers.due_at < 203.1, "nobody knows when the next one comes"
 
 
 def test_writers_that_meet_share_commits_and_lose_nothing(

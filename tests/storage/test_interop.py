@@ -26,7 +26,7 @@ from support.handles import again, history, housekeep, index_commits, lease
 from support.limits import Limits
 from support.marks import slow_but
 from support.queues import Make
-from support.tables import add_file, ledgers_of, messages_of
+from support.tables import add_file, ledgers_of, messages_of, put_back
 from support.working import leave_heartbeat
 
 from spark_mq import GroupStats, Lease, Queue, errors
@@ -79,12 +79,8 @@ def data_file(queue: Queue, sequence: int) -> Path:
 def dead(queue: Queue) -> list[tuple[bytes | None, str]]:
     """The dead letters: value, and why there is none."""
     queue.sweep()
-    found = queue.dead_letters.group("look").lease("w", max_messages=1_000)
-    return (
-        []
-        if found is None
-        else [(m.value, m.headers.get("spark_mq.payload", "")) for m in found.messages]
-    )
+    found = lease(queue.dead_letters, 1_000, "look")
+    return [(m.value, m.headers.get("spark_mq.payload", "")) for m in found.messages]
 
 
 # -- other writers, and users who tidy up, while work goes on
@@ -611,6 +607,12 @@ def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage
     queue.publish("b")
     index_commits(queue)
     assert housekeep(queue, keep_versions=0, keep_seconds=0) > 0
+    with put_back(queue, "commits"):
+        with put_back(queue, "messages"):
+            queue.publish("c")
+            index_commits(queue)
+        with pytest.raises(errors.TablesDisagree, match="3 of messages/, which ends at version 2"):
+            again(queue).stats()
     entry(queue, 2).write_text('{"commitInfo":{}}')
     with pytest.raises(errors.TablesDisagree, match="version 2 of messages/ differs"):
         again(queue).stats()

@@ -25,7 +25,7 @@ from support.handles import again, lease, notes, on_commit, sequences, until
 from support.limits import Limits
 from support.machines import pool, processes, without_locks
 from support.people import as_visitor
-from support.rule_variants import first, instead, rule_variant
+from support.rule_variants import first, instead, returns, rule_variant
 from support.tables import checkpoint, commit_file, ledgers_of
 
 from spark_mq import Queue, errors
@@ -33,6 +33,7 @@ from spark_mq.delta.actions import Change
 from spark_mq.storage.commit_turn import PAUSE, SERVED
 
 MINUTE = 60.0
+LEASE = [["default", {"lease": {"worker_id": "waiter", "max_messages": 5}}]]
 __all__ = ["pool", "processes"]
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -49,9 +50,7 @@ def queue(delta_queue: Callable[..., Queue]) -> Queue:
 def turn_of(queue: Queue, commands: Any = None) -> Any:
     ledgers = ledgers_of(queue)
     ledgers.version()
-    turn = ledgers.turn(lambda: commands, lambda: False, lost=False)
-    assert turn is not None
-    return turn
+    return ledgers.turn(lambda: commands, lambda: False, lost=False)
 
 
 def holder_of(queue: Queue) -> Any:
@@ -60,6 +59,14 @@ def holder_of(queue: Queue) -> Any:
     turn.wait(time.monotonic())
     assert turn.is_first
     return turn
+
+
+def waiter_of(queue: Queue) -> Any:
+    """Delegate a lease, and wait. The line is free again."""
+    holder, waiter = holder_of(queue), turn_of(queue, LEASE)
+    waiter.wait(0.0)
+    holder.close()
+    return waiter
 
 
 def requests(queue: Queue) -> list[Path]:
@@ -108,30 +115,19 @@ def test_the_first_in_line_commits_for_all_that_wait(
     assert (stats.leased, stats.acked) == (12, 3)
 
 
-def test_what_a_holder_ran_that_died_before_its_answers_is_not_run_again(
-    queue: Queue, pool: ThreadPoolExecutor
-) -> None:
-    holder = holder_of(queue)
-    (first,) = waiting(queue, pool, lambda: lease(again(queue), 5))
-    data, (path,) = requests(queue)[0].read_bytes(), requests(queue)
-    holder.close()
-    assert len(sequences(first.result(30))) == 5
-    # As if the holder had not deleted it, and its writer still waited.
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(data)
-        file.flush()
+def test_what_a_holder_ran_that_died_before_its_answers_is_not_run_again(queue: Queue) -> None:
+    waiter = waiter_of(queue)
+    with rule_variant("LocalTurn.leave", returns(None)):  # it has not deleted the request
         assert len(sequences(lease(again(queue), 2))) == 2
-        assert not path.exists(), "its writer must learn that it was run"
-    assert again(queue).group().stats().leased == 7
+    assert len(requests(queue)) == 1
+    assert len(sequences(lease(again(queue), 2))) == 2
+    assert requests(queue) == [], "its writer must learn that it was run"
+    assert again(queue).group().stats().leased == 5 + 2 + 2
+    waiter.close()
 
 
 def test_the_request_of_a_dead_writer_is_not_run(queue: Queue) -> None:
-    holder = holder_of(queue)
-    turn = turn_of(queue, [["default", {"lease": {"worker_id": "dead", "max_messages": 5}}]])
-    turn.wait(time.monotonic() - 1)
-    turn._file.close()  # as the system does
-    holder.close()
+    waiter_of(queue)._file.close()  # as the system does
     assert len(requests(queue)) == 1
     lease(queue, 2)
     assert requests(queue) == []
@@ -172,41 +168,29 @@ def test_a_writer_looks_often_for_its_turn_and_for_requests(
         turn.wait(time.monotonic() + MINUTE)
     assert len(turn.requests_to_run()) == 2, "as many as the last commit ran"
     assert pauses == [0.001] * 3 + [0.0003] * 2, "it passes no busy holder"
-    for each in (turn, *others):
-        each.close()
+    turn.close()
 
 
 @pytest.mark.parametrize("is_visitor", [False, True], ids=["discard", "lease of a visitor"])
-def test_a_commit_by_a_person_runs_no_requests(
-    queue: Queue, pool: ThreadPoolExecutor, is_visitor: bool
-) -> None:
+def test_a_commit_by_a_person_runs_no_requests(queue: Queue, is_visitor: bool) -> None:
     """Its note has a person's name and reason, which must not stand beside what others did."""
-    last = queue.publish("x").sequences[0]
-    holder, before = holder_of(queue), ledgers_of(queue).version()
-    asking = threading.get_ident()
-
-    def step_up(real: Callable[..., bool], given: Any) -> bool:
-        return (threading.get_ident() == asking or not requests(queue)) and real(given.self)
-
-    with rule_variant("LocalTurn._step_up", instead(step_up)):  # the other one waits for longer
-        (asked,) = waiting(queue, pool, lambda: lease(again(queue), 5))
-        holder.close()
-        if is_visitor:
-            as_visitor("ann", lambda: lease(again(queue), 1))
-        else:
-            assert again(queue).group().discard([last], reason="a mistake") == 1
-        person, *_ = notes(queue)[before:]  # the other one may have committed since
-        assert SERVED not in person
-    asked.result(30)
+    last, waiter = queue.publish("x").sequences[0], waiter_of(queue)
+    if is_visitor:
+        as_visitor("ann", lambda: lease(again(queue), 1))
+    else:
+        assert again(queue).group().discard([last], reason="a mistake") == 1
+    assert SERVED not in notes(queue)[-1]
+    lease(again(queue), 1)
+    assert SERVED in notes(queue)[-1], "another one runs them"
+    waiter.close()
 
 
 def test_a_request_that_is_not_complete_yet_is_none(queue: Queue) -> None:
-    folder = Path(queue.path, "_locks", "leases.requests")
-    folder.mkdir(parents=True)
-    with (folder / f"{1:020d}-{'a' * 32}.json").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert len(sequences(lease(queue, 5))) == 5
+    waiter = waiter_of(queue)
+    requests(queue)[0].write_bytes(b"")
+    assert len(sequences(lease(queue, 5))) == 5
     assert again(queue).group().stats().leased == 5
+    waiter.close()
 
 
 def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None:
@@ -215,12 +199,11 @@ def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None
     commit_file(ledgers_of(queue).path, 1).unlink()
     folder = Path(queue.path, "_locks", "leases.requests")
     folder.mkdir(parents=True)
-    commands = [["default", {"lease": {"worker_id": "old", "max_messages": 5}}]]
     with contextlib.ExitStack() as files:
         for base in (0, 1):
             file = files.enter_context((folder / f"{base:020d}-{base:032d}.json").open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps({"format": 2, "commands": commands}).encode())
+            file.write(json.dumps({"format": 2, "commands": LEASE}).encode())
             file.flush()
         turn = turn_of(again(queue))
         turn.wait(0.0)
@@ -277,11 +260,7 @@ def test_a_failed_commit_does_not_claim_that_nobody_ran_a_delegated_command(
 
 def open_files() -> set[str]:
     """The files of lines that this process has open."""
-    paths = (
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.islink(f"/proc/self/fd/{fd}")
-    )
+    paths = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
     return {os.path.basename(path) for path in paths if "/_locks/" in path}
 
 

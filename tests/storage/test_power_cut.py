@@ -22,7 +22,7 @@ from support.limits import Limits
 from support.power_cut import Effects, disk_after, left_after
 from support.tables import messages_of
 
-from spark_mq import Queue, errors
+from spark_mq import Message, Queue, errors
 
 
 @dataclass
@@ -205,15 +205,16 @@ def left_of(run: Run, *, keeps_names: bool = False) -> Queue:
     return Queue.open(run.root / "q")
 
 
-def test_a_queue_that_is_not_durable_syncs_nothing(run: Run) -> None:
+@pytest.mark.parametrize(("durable", "syncs"), [(False, 0), (True, 18)])
+def test_only_a_durable_queue_syncs_and_once(run: Run, durable: bool, syncs: int) -> None:
     with recorded(run):
-        queue = Queue.create(run.root / "q", durable=False)
+        queue = Queue.create(run.root / "q", durable=durable, dedup_window="1h")
         before = len([e for e in run.effects.done if e.verb.startswith("sync")])
         opened = Queue.open(run.root / "q")
-        opened.publish("a")
+        opened.publish(Message("a", dedup_id="1"))
         opened.group().lease("w").ack()
-    assert queue.settings.durable is False
-    assert len([e for e in run.effects.done if e.verb.startswith("sync")]) == before
+    assert queue.settings.durable is durable
+    assert len([e for e in run.effects.done if e.verb.startswith("sync")]) == before + syncs
 
 
 @pytest.mark.parametrize("keeps_names", [False, True], ids=["names-are-lost", "contents-are-lost"])

@@ -87,6 +87,7 @@ PLACES = {
     "trim_commit_files": "storage.table_cleanup.COMMIT_FILES",
     "trim_files": "storage.table_cleanup.BLOCK_FILES",
     "turn_seconds": "storage.delegated_commands.WAIT_PER_WRITER_SECONDS",
+    "unchecked_rows": "storage.published_files.MAX_UNCHECKED_ROWS",
     "web_clients": "interfaces.web.security.MAX_CLIENTS",
     "web_connections": "interfaces.web.server.MAX_CONNECTIONS",
     "web_form_seconds": "interfaces.web.app.FORM_SECONDS",

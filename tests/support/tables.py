@@ -123,9 +123,9 @@ def parquet_bytes(rows: pa.Table, **options: Any) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def add_values(queue: Queue, *values: bytes | None) -> None:
+def add_values(queue: Queue, *values: bytes | None, folder: str = "") -> None:
     """Publish values as another Delta writer does that commits no statistics."""
-    path = f"part-{uuid4().hex}.parquet"
+    path = f"{folder}part-{uuid4().hex}.parquet"
     data = parquet_bytes(pa.table({"value": pa.array(values, pa.binary())}))
     messages_of(queue).files.write(path, data)
     add_file(queue, path, len(data))
