@@ -150,9 +150,7 @@ def test_a_checkpoint_whose_writer_died_before_its_hint_gets_one(store: ObjectSt
     assert DeltaTable(store.root).version() == 1
 
 
-@pytest.mark.parametrize(
-    "hint", [b"", b"{}", b"[]", b'{"version": 77}', b'{"version": "x"}', b"\xff"]
-)
+@pytest.mark.parametrize("hint", [b"{}", b"[]", b'{"version": 77}', b"\xff"])
 def test_a_broken_hint_is_none(store: ObjectStore, hint: bytes) -> None:
     other(store, change("one"))
     store.write("_delta_log/_last_checkpoint", hint)
