@@ -10,10 +10,10 @@ from support.handles import again, history, lease, side_by_side, take
 from support.having import having
 from support.limits import Limits
 from support.queues import Make
-from support.tables import as_in_a_store
+from support.rule_variants import rule_variant
+from support.tables import as_in_a_store, context_of
 
 from spark_mq import ConsumerGroup, Lease, Message, Queue
-from spark_mq.ledger import selection
 
 EU = {"key_prefix": "eu-"}
 
@@ -151,20 +151,23 @@ def test_eight_workers_with_slow_checks_and_little_memory_get_what_matches(
     assert sorted(seen) == sorted(f"eu-{at}-{n}" for at in range(5) for n in range(30) if n % 3)
     stats = queue.group("g").stats()
     assert (stats.acked, stats.skipped, stats.ledger_ranges) == (100, 50, 0)
+    for key in ("eu-x", "eu-y"):
+        publish(queue, key)
+        assert take(queue.group("g")) == [key]
+    assert len(context_of(queue).payloads.matches) == 1, "the little memory is kept to"
 
 
 def test_what_another_thread_finds_meanwhile_is_not_taken_for_known(
-    queue: Queue, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, group: ConsumerGroup
 ) -> None:
     """Another thread checks the file just after the lease has taken its messages."""
     publish(queue, "us-1", "eu-1")
-    other, real = queue.group("other"), selection.WalkFilter.runs
+    other = queue.group("other")
     other.configure(filter=EU)
 
-    def all_runs(*args: Any) -> list[Any]:
-        return [*real(*args)]  # a generator would take them later
+    def meeting(right: Any) -> Any:  # a generator would take the runs later
+        return Injected(lambda *args: [*right(*args)], after=lambda: take(other))
 
-    runs = Injected(all_runs, after=lambda: take(other))
-    monkeypatch.setattr(selection.WalkFilter, "runs", runs)
-    assert take(group) == ["eu-1"]
+    with rule_variant("WalkFilter.runs", meeting):
+        assert take(group) == ["eu-1"]
     assert other.stats().acked == 1
