@@ -524,8 +524,7 @@ def test_available_now_drains_what_was_there_and_due_at_its_start(
     clock.advance("1s")  # what became due meanwhile waits for the next run
     seen = []
     while runner.offer():
-        seen += sequences(runner.plan())
-        runner.commit()
+        seen += sequences(runner.batch())
     assert seen == list(receipt.sequences[1:])
     stats = queue.group("g").stats()
     assert (stats.acked, stats.ready) == (2, 2)
@@ -541,8 +540,7 @@ def test_available_now_drains_what_its_replay_gave_back(queue: Queue, clock: Man
     clock.advance("1s")
     assert sequences(runner.batch()) == []
     while runner.offer():
-        runner.plan()
-        runner.commit()
+        runner.batch()
     assert queue.group("g").stats().acked == 3
 
 
@@ -684,9 +682,7 @@ def test_an_open_breaker_gives_a_stream_a_trial_at_its_time(clock: ManualClock) 
     assert progress["breaker"] == "open"
     assert "the last with boom" in progress["blocked_because"]
     clock.advance("10s")
-    assert runner.offer()
-    assert len(sequences(runner.plan())) == 1
-    runner.commit()
+    assert len(sequences(runner.batch())) == 1
     assert runner.offer(), "the ack of the trial has closed it"
     assert len(sequences(runner.plan())) == 6
     assert queue.group("g").stats().breaker == "closed"
@@ -699,8 +695,7 @@ def test_a_batch_is_replayed_while_its_group_is_paused(clock: ManualClock) -> No
     first.begun()
     queue.group("g").pause()
     second = Runner(queue, first.checkpoint)
-    assert len(sequences(second.plan())) == 9
-    second.commit()
+    assert len(sequences(second.batch())) == 9
     queue.publish("more")
     assert not second.offer()
     queue.group("g").resume()
@@ -722,8 +717,7 @@ def test_progress_says_what_is_ready_delayed_leased_and_blocked(clock: ManualClo
         "leased": 1, "dead": 0, "blocked": 0, "blocked_because": "", "breaker": "closed",
         "oldest_unsettled_age": 0, "isolating": 0, "isolation_leases": 0,
     }  # fmt: skip
-    runner.plan()
-    runner.commit()
+    runner.batch()
     blocked = Runner(queue)
     assert not blocked.offer()
     reported = blocked.source.progress()
