@@ -281,10 +281,11 @@ class DelegationTurn(CommitTurn):
         peers = self._peers
         while self._log.state.version <= self._seen and (now := time.monotonic()) <= until:
             look_at = max(self._look_at, peers.due_at)
+            pause = min(look_at, until + POLL_SECONDS) - now
             if peers.leads:  # another thread makes the next commit
-                look_at = now + POLL_SECONDS
-            if now < look_at:
-                time.sleep(min(look_at, until + POLL_SECONDS) - now)
+                pause = POLL_SECONDS
+            if pause > 0.0:
+                time.sleep(pause)
             else:
                 self._look_for_commit(now)
                 self._look_at = time.monotonic() + max(POLL_SECONDS, self._latency / 2)

@@ -223,7 +223,7 @@ class OptimisticCommit:
 
     def _is_idle(self) -> bool:
         """Return whether the commands change nothing in the ledgers as of the last look."""
-        snapshots = {group: self._snapshot(group, looked=True) for group in self._batch.groups}
+        snapshots, _ = self._read(None)
         return not self._batch.apply(snapshots)
 
     @property
@@ -338,7 +338,8 @@ class OptimisticCommit:
                 self._take_requests()
                 snapshots, _ = self._read(None)
                 after = self._batch.apply(snapshots)
-                met = self._write(snapshots, after, began) if after else 0
+                if after:
+                    met = self._write(snapshots, after, began)
                 self._leave_others()
                 if not after:  # no requests, or only their own writers can run them
                     return

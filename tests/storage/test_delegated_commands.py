@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.byte_store import ByteStore, Call
-from support.handles import again, on_commit, sequences, take_all, until
+from support.handles import again, notes, on_commit, sequences, take_all, until
 from support.handles import lease as leased
 from support.limits import Limits
 from support.machines import end_requests, machines, pool, processes, sharing
@@ -467,11 +467,7 @@ def test_of_two_commits_that_run_a_request_only_one_lands(
     assert outcome(turn) is not None
     assert queue.group().stats().leased == 5 + 3 + 4
     assert not sequences(own) & sequences(raced[0])
-    notes = [
-        commit.note.get(SERVED) or {}
-        for commit in ledgers_of(queue).log.commits(0, ledgers_of(queue).version())
-    ]
-    assert sum(turn.request_id in note for note in notes) == 1
+    assert sum(turn.request_id in note.get(SERVED, {}) for note in notes(queue)) == 1
 
 
 def test_a_commit_that_is_lost_withdraws_nothing_of_others(

@@ -214,6 +214,8 @@ def test_only_a_durable_queue_syncs_and_once(run: Run, durable: bool, syncs: int
         opened.publish(Message("a", dedup_id="1"))
         opened.group().lease("w").ack()
     assert queue.settings.durable is durable
+    synced = {Path(e.path).name[:5] for e in run.effects.done if e.verb == "sync_file"}
+    assert ("part-" in synced) == durable, "with its commit, not as it is written"
     assert len([e for e in run.effects.done if e.verb.startswith("sync")]) == before + syncs
 
 
