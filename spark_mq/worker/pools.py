@@ -57,13 +57,16 @@ class Pool(ABC):
 
 
 class ThreadPool(Pool):
-    """Calls handlers in threads. `stopping` ends their pauses, and `fail` gets what ends one."""
+    """Calls handlers in threads, which pause by `pause`. `fail` gets what ends one."""
 
     def __init__(
-        self, concurrency: int, stopping: threading.Event, fail: Callable[[BaseException], None]
+        self,
+        concurrency: int,
+        pause: Callable[[float], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         super().__init__(concurrency)
-        self._stopping, self._fail = stopping, fail
+        self._pause, self._fail = pause, fail
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
 
     def start(self) -> None:
@@ -90,7 +93,7 @@ class ThreadPool(Pool):
             pause = task.run()
             self._given_up.discard(task)
             if pause:
-                self._stopping.wait(pause)
+                self._pause(pause)
 
 
 class CoroutinePool(Pool):

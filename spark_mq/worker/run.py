@@ -74,7 +74,7 @@ class ThreadWatch:
         self._stop, self._poll, self._on_interrupt = stop, poll, on_interrupt
         # Signal numbers, and 0 if a thread has ended.
         self._signals: SimpleQueue[int] = SimpleQueue()
-        self._ended = 0
+        self._ended = list[Callable[[], None]]()
         self._interrupts = 0
         self._signalled = self._reported = False
 
@@ -122,6 +122,7 @@ class ThreadWatch:
         try:
             call()
         finally:
+            self._ended.append(call)
             self._signals.put(0)
 
     def _wait_for_stop(self) -> None:
@@ -139,15 +140,12 @@ class ThreadWatch:
             self._take_signal(min(left, self._poll))
 
     def _alive(self) -> bool:
-        # A thread that has noted its end is alive for a moment still.
-        noted = self._ended >= len(self._threads)
-        return not noted and any(thread.is_alive() for thread in self._threads)
+        return len(self._ended) < len(self._threads)
 
     def _take_signal(self, seconds: float) -> None:
         number = 0
         with contextlib.suppress(Empty):
             number = self._signals.get(timeout=seconds)
-            self._ended += number == 0
         if number:
             self._signalled = True
             self._stop.set()
@@ -379,7 +377,7 @@ def make_pool(
                 option="concurrency",
                 value=options.concurrency,
             )
-        return ThreadPool(threads, state.stop, state.fail)
+        return ThreadPool(threads, state.pause, state.fail)
     if threads != 1:
         raise InvalidOption(
             f"threads={threads} is not for async handlers: give concurrency",

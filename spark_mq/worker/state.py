@@ -87,7 +87,7 @@ class WorkState:
             self._idle[wake] = None
 
     def note_activity(self) -> None:
-        """Note a lease or a settle, so that idle feeds look again."""
+        """Note a settle, so that idle feeds look again."""
         with self._lock:
             self._activity += 1
 
@@ -107,6 +107,10 @@ class WorkState:
         with self._lock:
             self.error = error if self.error is None else self.error
         self.end()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not beyond the end of the work."""
+        self.stop.wait(seconds)
 
     def end(self) -> None:
         """End the work, so that no feed leases anything more."""
