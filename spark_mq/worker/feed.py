@@ -156,12 +156,10 @@ class GroupFeed:
             if self._refusals.give_up(error):
                 raise
             _log.warning("could not lease, trying again: %s", error)
-            self._state.stop.wait(self._verdicts.count_outage())
+            self._state.pause(self._verdicts.count_outage())
             return
-        self._demand.note_try(bool(grant.ranges or grant.unfinished))
-        if grant.ranges:
-            self._take([grant], self._leases_for_idle)
-        elif self._idle and self._demand.dry:
+        self._take([grant], self._leases_for_idle)
+        if self._idle and not grant.ranges:
             self._state.finish()
 
     def _time_left(self) -> float:
@@ -212,7 +210,7 @@ class GroupFeed:
             if not isinstance(grant, Grant):
                 self._demand.dry = False  # the feed's thread tries again
                 continue
-            self._demand.note_try(bool(grant.ranges))
+            self._demand.note_try(bool(grant.ranges or grant.unfinished))
             if grant.ranges:
                 taken |= self._take_lease(self._commits.lease_of(grant), extra_acquires, waiting)
         return taken
@@ -223,7 +221,6 @@ class GroupFeed:
         if self._state.stop.is_set():
             self._commits.give_back(lease)
             return False
-        self._state.note_activity()
         self._state.count("leases")
         self._held.add(lease)
         self._commits.note_suspects(lease)
@@ -233,20 +230,17 @@ class GroupFeed:
             waiting.extend(granted)
             self._held.stop_extending(lease)
         tasks = self._tasks_of(lease) if acked else []
-        if not tasks:
-            self._held.remove(lease)
-            return False
         self._commits.watch(lease)
         self._held.open(lease, len(tasks))
         self._open.add(tasks)
-        return True
+        return bool(tasks)
 
     def _tasks_of(self, lease: WorkerLease) -> list[tuple[Task, int | None]]:
         """Return the tasks of a lease, or none if no handler can have them."""
         try:
             return self._tasks.of_lease(self, lease)
         except OUTAGES as error:  # the lease was released, uncounted
-            self._state.stop.wait(self._verdicts.note_outage(error))
+            self._state.pause(self._verdicts.note_outage(error))
             return []
 
     def _end_lease(self, lease: WorkerLease) -> None:
@@ -307,7 +301,7 @@ class GroupFeed:
         try:
             taken = self._settle([(task, verdict)], more=not pause)
             if pause:
-                self._state.stop.wait(pause)
+                self._state.pause(pause)
         except BaseException as error:
             self._state.fail(error)
         finally:

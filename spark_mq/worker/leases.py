@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -46,7 +45,6 @@ class HeldLeases:
         self._keep_alive = KeepAlive(self._extend, self._end_at_limit)
         self._lock = threading.Lock()
         self._leases: dict[str, WorkerLease] = {}
-        self._open: Counter[str] = Counter()  # tasks of each lease that are not settled yet
         self._unlimited: dict[str, WorkerLease] = {}  # extended without a limit, in an outage
 
     def add(self, lease: WorkerLease) -> None:
@@ -57,16 +55,16 @@ class HeldLeases:
 
     def open(self, lease: WorkerLease, tasks: int) -> None:
         """Hold a lease until so many tasks are closed."""
-        with self._lock:
-            self._open[lease.lease_id] = tasks
+        lease.open_tasks = tasks + 1
+        self.close([lease])  # because a lease without tasks ends here
 
     def close(self, leases: Iterable[WorkerLease]) -> None:
         """Close one task of each lease given. The last one of a lease ends its extensions."""
         ended = list[WorkerLease]()
         with self._lock:
             for lease in leases:
-                self._open[lease.lease_id] -= 1
-                if self._open[lease.lease_id] <= 0:
+                lease.open_tasks -= 1
+                if lease.open_tasks <= 0:
                     ended.append(lease)
         for lease in ended:
             self.remove(lease)
@@ -75,7 +73,6 @@ class HeldLeases:
         self.stop_extending(lease)
         with self._lock:
             self._leases.pop(lease.lease_id, None)
-            self._open.pop(lease.lease_id, None)
 
     def stop_extending(self, lease: WorkerLease) -> None:
         self._keep_alive.remove(lease.lease_id)

@@ -233,7 +233,6 @@ class OpenTasks:
         ended = [task for task in tasks if lease is None or task.lease is lease]
         for task in ended:
             del tasks[task]
-            self._advance_lane(task)
             self._add_done(task, Verdict(verb))
         return ended
 

@@ -56,6 +56,8 @@ class TaskOptions:
 class WorkerLease(Lease):
     """The lease that a handler gets, and what its worker asks it."""
 
+    open_tasks = 0  # that are not settled yet
+
     @property
     def group(self) -> GroupLedger:
         return self._ledger
