@@ -34,7 +34,7 @@ def group(tmp_path: Path, clock: ManualClock, sink: str) -> ConsumerGroup:
 
 
 def publish(group: ConsumerGroup, *messages: str | Message) -> None:
-    Queue.open(group._context.path).publish(messages)
+    Queue.open(context_of(group).path).publish(messages)
 
 
 def rows_of(lease: Lease) -> pa.Table:
@@ -399,7 +399,7 @@ def test_a_sink_that_was_made_again_is_refused_until_it_is_set_again(
     make_again(sink)
     with refused(f"sink='{sink}' cannot be used: it is another"):
         append(old)
-    elsewhere = Queue.open(group._context.path, clock=clock).group(group.name)
+    elsewhere = Queue.open(context_of(group).path, clock=clock).group(group.name)
     with refused("than when it was set"):
         append(take(elsewhere))
     group.configure(sink=sink)

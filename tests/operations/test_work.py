@@ -241,7 +241,7 @@ def test_a_wrong_result_ends_the_loop_and_settles_nothing(
     assert counts(queue) == {"leased": 1}
 
 
-def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
+def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue, clock: ManualClock) -> None:
     """So that it doesn't grow, although it runs for months. Nor do threads stay."""
     before = set(threading.enumerate())
     queue.publish([str(number) for number in range(20)])
@@ -251,13 +251,14 @@ def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue) -> None:
     def handle(lease: Lease) -> None:
         leases.append(weakref.ref(lease))
         extended.add(lease.lease_id)
-        assert threading.current_thread().daemon
+        assert lease.expires_at - clock() == timedelta(seconds=10)
+        assert all(thread.daemon for thread in set(threading.enumerate()) - before)
         if len(leases) == 20:
             gc.collect()
             alive.extend(ref() is not None for ref in leases)
 
     with rule_variant("KeepAlive.remove", first(lambda a: extended.discard(a.lease_id))):
-        drain(queue, handle, max_messages=1, poll_interval="1h")
+        drain(queue, handle, max_messages=1, poll_interval="1h", max_lease_duration="10s")
     assert 1 <= sum(alive) <= 5
     assert not extended
     until(lambda: before.issuperset(threading.enumerate()))
@@ -305,35 +306,21 @@ def test_a_verdict_after_max_lease_duration_is_refused(
 def test_after_max_lease_duration_a_settle_of_several_leases_settles_the_others(
     queue: Queue, clock: ManualClock
 ) -> None:
-    queue.publish(["a", "b", "c"])
-    kept, other = lease(queue, 2), lease(queue, 1)
+    """Also one that its own extension lets outlast that."""
+    queue.publish(["a", "b", "c", "d"])
+    kept, other, extended = lease(queue, 2), lease(queue, 1), lease(queue, 1)
     acked, left = (message.sequence for message in kept.messages)
     kept.ack([acked])
-    with kept.keep_alive(max_lease_duration="30m"):
-        clock.advance("31m")
+    with kept.keep_alive(max_lease_duration="30m"), extended.keep_alive("30m"):
+        clock.advance("29m")
+        extended.extend("10m")
+        clock.advance("10m")
         with pytest.raises(LeaseLost, match="max_lease_duration") as lost:
-            queue.group().ack([kept, other])
+            queue.group().ack([kept, other, extended])
     assert lost.value.lease_id == kept.lease_id
     assert [(first, last) for first, last, _ in lost.value.lost] == [(left, left)]
-    assert lost.value.result == SettleResult(1)
-    assert counts(queue) == {"acked": 2, "ready": 1}
-
-
-def test_an_own_extension_outlasts_max_lease_duration(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    taken = lease(queue)
-    with taken.keep_alive(max_lease_duration="30m"):
-        clock.advance("29m")
-        taken.extend("10m")
-        clock.advance("10m")
-        assert taken.ack().settled == 1
-
-
-def test_a_worker_leases_for_max_lease_duration_at_most(queue: Queue, clock: ManualClock) -> None:
-    queue.publish("a")
-    seen: list[timedelta] = []
-    drain(queue, lambda taken: seen.append(taken.expires_at - clock()), max_lease_duration="10s")
-    assert seen == [timedelta(seconds=10)]
+    assert lost.value.result == SettleResult(2)
+    assert counts(queue) == {"acked": 3, "ready": 1}
 
 
 def test_a_store_that_fails_for_a_moment_does_not_end_the_loop(

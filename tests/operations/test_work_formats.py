@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from support.formats import ORDER, ORDER_VALUE
+from support.handles import once
 from support.having import having
-from support.tables import ledgers_of
+from support.tables import ledgers_of, on_commands
 from support.working import drain, fail
 
 from spark_mq import Lease, Message, Queue, ReceivedMessage, WorkSummary
-from spark_mq.errors import InvalidPayload
+from spark_mq.errors import InvalidPayload, StorageError
 from spark_mq.integrations.formats import Avro, Json, Pydantic
 
 
@@ -90,10 +91,15 @@ def test_a_lease_has_only_what_was_decoded_and_an_empty_one_has_no_handler(queue
     assert seen == [(2, 2, [1, 2])]
 
 
-def test_a_failing_handler_keeps_the_rejected_ones_dead(queue: Queue) -> None:
+def test_a_failing_handler_keeps_the_rejected_ones_dead(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose reply was lost, which nobody is to blame for."""
     queue.publish([BAD, Message.json(1), Message.json(2)])
     queue.group().configure(retry_delay="15m")
-    assert batches(queue, fail, 3) == having(acked=0, rejected=1, nacked=2, failed=1)
+    losing = once(at=2, fail=StorageError("reset", path="p"))
+    on_commands(monkeypatch, lambda run, _: losing(run))
+    assert batches(queue, fail, 3) == having(leases=2, acked=0, nacked=2, failed=1)
     assert letters(queue) == [(BAD, "not JSON: byte 0 is not UTF-8")]
 
 

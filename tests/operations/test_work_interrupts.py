@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -50,7 +52,8 @@ class Looked(threading.Event):
         return super().is_set()
 
     def work(self, queue: Queue) -> None:
-        queue.group().work(lambda _: None, mode="message", stop=self)
+        options = {"mode": "message", "poll_interval": "1h", "shutdown_timeout": "1h"}
+        queue.group().work(lambda _: None, stop=self, **options)
 
 
 def terminate() -> None:
@@ -67,25 +70,28 @@ def test_ctrl_c_says_what_it_waits_for_and_settles_it(
 ) -> None:
     """A second one ends no settle that the thread of a handler has begun."""
     queue.publish([str(n) for n in range(20)])
-    calls, looks = list[Any](), threading.Semaphore(0)
+    calls, looks = list[Any](), list[str]()
 
     def press_again(run: Callable[[], Any], commands: Any) -> Any:
         if mode == "batch" and commands[0].lease_ids:
             press_ctrl_c()
-            for _ in range(2):
-                assert looks.acquire(timeout=30)
+            until(lambda: looks.count("is_settling") > 1)
         return run()
 
     def handle(work: Any) -> None:
         calls.append(work)
         press_ctrl_c()
-        until(lambda: waiting(caplog))
+        until(lambda: waiting(caplog) and looks.count("is_empty") > 1)
 
     before = signal.getsignal(signal.SIGINT)  # a Spark session in this process sets its own
     on_commands(monkeypatch, press_again)
-    looking = rule_variant("OpenTasks.is_settling", first(lambda _: looks.release()))
-    with looking, pytest.raises(KeyboardInterrupt) as interrupt:
-        queue.group().work(handle, mode=mode)
+    with contextlib.ExitStack() as noting:
+        for name in ("is_empty", "is_settling", "wait"):
+            note = first(lambda _, name=name: looks.append(name))
+            noting.enter_context(rule_variant(f"OpenTasks.{name}", note))
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            queue.group().work(handle, mode=mode, poll_interval="10ms")
+    assert all("wait" in pair for pair in itertools.pairwise(looks)), "it does not spin"
     (work,) = calls
     name = f"lease {work.lease_id}" if mode == "batch" else f"message {work.sequence}"
     assert re.search(rf"for 1 handler: {name} .*\(running for \d\d?\.\d s\)", caplog.text)
@@ -175,13 +181,9 @@ def test_a_programs_own_handler_may_interrupt_at_any_line(queue: Queue) -> None:
     assert signal.getsignal(signal.SIGINT) is own
 
 
-def test_a_handler_that_the_program_sets_meanwhile_stays(queue: Queue) -> None:
+def test_a_handler_that_the_program_sets_meanwhile_or_before_stays(queue: Queue) -> None:
     Looked(terminate, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)).work(queue)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-def test_ignored_interrupts_stay_ignored(queue: Queue) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     Looked(terminate, press_ctrl_c).work(queue)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
@@ -205,15 +207,17 @@ def test_the_text_names_five_handlers_and_counts_the_rest(
     queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.publish([str(n) for n in range(7)])
-    started = threading.Barrier(7)
+    started, waits = threading.Barrier(7), list[float]()
 
     def handle(_: Any) -> None:
         if started.wait(30) == 0:
             press_ctrl_c()
-        until(lambda: "Ctrl-C: " in caplog.text)
+        until(lambda: waits[-1] < 0.5)
 
-    with pytest.raises(KeyboardInterrupt):
-        queue.group().work(handle, mode="message", threads=7, shutdown_timeout="2.5s")
-    assert "up to 2.5 s for 7 handlers: message " in caplog.text
+    noting = rule_variant("ThreadWatch._take_signal", first(lambda a: waits.append(a.seconds)))
+    with noting, pytest.raises(KeyboardInterrupt):
+        queue.group().work(handle, mode="message", threads=7, shutdown_timeout="0.4s")
+    assert 0 < waits[-1] <= 0.4
+    assert "up to 0.4 s for 7 handlers: message " in caplog.text
     assert caplog.text.count("(running for ") == 5
     assert " and 2 more. " in caplog.text

@@ -206,6 +206,10 @@ def test_an_error_in_the_thread_of_the_time_limit_ends_the_work(queue: Queue) ->
 
 
 def test_with_an_ack_first_the_message_stays_acked(queue: Queue) -> None:
+    """Nothing extends its lease, whose longest duration would end the handler."""
     queue.publish(["slow"])
-    summary = work(queue, hang, ack="on_receive")
-    assert (summary.acked, summary.failed) == (1, 1)
+    steps = list[str]()
+    noting = rule_variant("KeepAlive.remove", first(lambda _: steps.append("removed")))
+    with noting, rule_variant("OpenTasks.claim", first(lambda _: steps.append("claimed"))):
+        summary = work(queue, hang, ack="on_receive")
+    assert (summary.acked, summary.failed, steps[:2]) == (1, 1, ["removed", "claimed"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from spark_mq.worker.open_tasks import Demand, LaneChains
+from spark_mq import Reject, Retry
+from spark_mq.worker.open_tasks import Demand, LaneChains, OpenTasks
 from spark_mq.worker.pools import CoroutinePool
 from spark_mq.worker.tasks import Task
 
@@ -18,24 +20,6 @@ def test_a_pool_of_coroutines_that_has_ended_takes_tasks_and_stops_again() -> No
     pool.stop()
     assert failed == []
     assert not task.started
-
-
-def test_a_lane_hands_out_one_task_at_a_time() -> None:
-    chains: Any = LaneChains()
-    assert chains.add(1, "a")
-    assert not chains.add(1, "b")
-    assert not chains.add(1, "c")
-    assert chains.add(2, "x")
-    assert (chains.lanes, len(chains)) == (2, 4)
-    assert chains.remove("b") is None
-    chains.pause("a")
-    assert chains.paused
-    assert chains.remove("a") == "c"
-    assert not chains.paused
-    assert chains.remove("a") is None
-    assert chains.remove("c") is None
-    assert chains.remove("x") is None
-    assert (chains.lanes, len(chains)) == (0, 0)
 
 
 def test_a_feed_leases_other_lanes_only_for_handlers_that_are_idle() -> None:
@@ -59,3 +43,33 @@ def test_a_feed_leases_ahead_for_a_second_of_its_handlers() -> None:
     demand.most = 70
     held = (0, 36, 37)
     assert [demand.wanted(4, count, LaneChains()) for count in held] == [70, 34, 0]
+
+
+def test_what_is_done_waits_for_others_unless_a_handler_is_idle_or_no_more_may_be_held() -> None:
+    handed, settles, waits = list[Task](), list[bool](), list[float]()
+    pool: Any = SimpleNamespace(concurrency=2, submit=handed.append)
+    wake: Any = SimpleNamespace(is_set=lambda: True, wait=waits.append, clear=lambda: None)
+    demand = Demand(9, 60.0, may_prefetch=False)
+    tasks = OpenTasks(pool, demand, 60.0)
+    tasks.changed = wake
+    given: Any = [Task(None, None, None) for _ in range(5)]  # type: ignore[arg-type]
+    tasks.add(list(zip(given[:4], (7, 7, None, None), strict=True)))
+    demand.note_try(True)
+    for at, task in enumerate(handed):  # the second one of the lane becomes the last
+        assert tasks.claim(task, None)
+        assert tasks.finish(task, Reject().verdict(), alone=at == 3)
+        settles.append(tasks.must_settle())
+    assert settles == [False, False, True, True]
+    assert tasks.is_busy(), "the thread of a handler settles"
+    demand.dry = True
+    assert not tasks.must_settle(), "there is nothing for the idle handler"
+    tasks.wait(90.0)
+    assert 0 < waits[0] <= 60
+    demand.most = 3
+    assert tasks.must_settle()
+    tasks.add([(given[4], 7)])
+    assert tasks.claim(given[4], None)
+    assert tasks.finish(given[4], Retry().verdict(), alone=False)
+    assert tasks.has_paused_lane()
+    tasks.advance_lanes(given)
+    assert not tasks.has_paused_lane()
