@@ -26,7 +26,7 @@ from support.handles import again, history, housekeep, index_commits, lease
 from support.limits import Limits
 from support.marks import slow_but
 from support.queues import Make
-from support.tables import add_file, ledgers_of, messages_of, put_back
+from support.tables import add_file, checkpoint, ledgers_of, messages_of, put_back
 from support.working import leave_heartbeat
 
 from spark_mq import GroupStats, Lease, Queue, errors
@@ -618,6 +618,15 @@ def test_a_broken_commits_table_is_named_where_it_is_needed(queue: Queue, damage
         again(queue).stats()
     DAMAGE[damage](next(iter(Path(queue.path, "commits").glob("*.parquet"))))
     with pytest.raises(errors.CorruptLog, match=r"commits cannot be read: .*backup"):
+        again(queue).stats()
+
+
+def test_a_feature_in_an_old_commit_is_refused_although_a_checkpoint_is_newer(queue: Queue) -> None:
+    for value in "abc":
+        queue.publish(value)
+    checkpoint(messages_of(queue))
+    entry(queue, 2).write_text('{"add":{"path":"x","size":1,"deletionVector":{"storageType":"u"}}}')
+    with pytest.raises(errors.UnsupportedTable, match=r"deletionVectors.*, since commit 2"):
         again(queue).stats()
 
 

@@ -210,7 +210,6 @@ def test_a_request_from_before_what_the_log_has_is_not_run(queue: Queue) -> None
         found = turn.requests_to_run()
         assert len(found) == 2
         assert [one.base for one in turn.not_run(found)] == [1]
-        turn.close()
 
 
 @pytest.mark.parametrize("kind", ["a file in the way", "no locks"])

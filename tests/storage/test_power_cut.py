@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.byte_store import DISK, ByteStore, Call
-from support.handles import end_checkpoints, index_commits
+from support.handles import end_checkpoints, index_commits, take
 from support.limits import Limits
 from support.power_cut import Effects, disk_after, left_after
 from support.tables import messages_of
@@ -120,9 +120,7 @@ def check(run: Run, count: int, root: Path) -> None:
         if value in delivered and value not in redriving:
             assert delivered[value] > number, f"the delivery of {value} was not counted"
     queue.publish(["new"])
-    lease = queue.group().lease("after", max_messages=1)
-    assert [m.value for m in lease.messages] == [b"new"]
-    lease.ack()
+    assert take(queue.group(), 1) == ["new"]
     queue.sweep()
     for ledgers in (path / "leases", path / "dead_letters" / "leases"):
         if ledgers.exists():
@@ -131,9 +129,7 @@ def check(run: Run, count: int, root: Path) -> None:
 
 def _dead(queue: Queue) -> set[str]:
     queue.sweep()
-    lease = queue.dead_letters.group("looker").lease("after", max_messages=100)
-    letters = () if lease is None else lease.messages
-    return {letter.value.decode() for letter in letters if letter.value is not None}
+    return set(take(queue.dead_letters.group("looker")))
 
 
 def cuts(run: Run, keeps_names: bool) -> Iterator[int]:
@@ -214,8 +210,7 @@ def test_only_a_durable_queue_syncs_and_once(run: Run, durable: bool, syncs: int
         opened.publish(Message("a", dedup_id="1"))
         opened.group().lease("w").ack()
     assert queue.settings.durable is durable
-    synced = {Path(e.path).name[:5] for e in run.effects.done if e.verb == "sync_file"}
-    assert ("part-" in synced) == durable, "with its commit, not as it is written"
+    assert any("/part-" in e.path for e in run.effects.done if e.verb == "sync_file") == durable
     assert len([e for e in run.effects.done if e.verb.startswith("sync")]) == before + syncs
 
 
