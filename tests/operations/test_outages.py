@@ -23,7 +23,7 @@ from support.handles import again, lease, leased, route, until
 from support.limits import Limits
 from support.marks import slow
 from support.queues import Make
-from support.rule_variants import first, rule_variant
+from support.rule_variants import first, rule_variant, then
 from support.tables import as_in_a_store, group_ledger_of, ledgers_of, messages_of, on_commands
 
 from spark_mq import Lease, Message, Queue, errors
@@ -497,7 +497,7 @@ def raise_error(how: str) -> None:
 def test_an_error_of_any_store_counts_unless_the_queues_own_store_fails_too(
     make: Make, limits: Limits, *, how: str, mode: Any, reachable: bool
 ) -> None:
-    limits(outage_pause=1e-6)
+    limits(outage_pause=2e-4)
     queue = make(max_delivery_attempts=3, retry_delay=0)
     queue.publish("a")
     tries, looks, pauses, end = list[int](), list[int](), list[float](), threading.Event()
@@ -515,7 +515,7 @@ def test_an_error_of_any_store_counts_unless_the_queues_own_store_fails_too(
     if not reachable:
         limits(reach_seconds=0.0)
         as_in_a_store(queue)
-    pausing = rule_variant("WorkState.pause", first(lambda a: pauses.append(a.seconds)))
+    pausing = rule_variant("WorkState.pause", then(lambda *_: pauses.append(time.monotonic())))
     with before_checks(hang_after_a_try), pausing:
         summary = queue.group().work(handle, mode=mode, until="empty")
     end.set()
@@ -525,6 +525,7 @@ def test_an_error_of_any_store_counts_unless_the_queues_own_store_fails_too(
     # The failure may be the store's for a thread that does not look at it.
     suspected = how != "own" and (not counts or mode == "message")
     until(lambda: len(pauses) == suspected * min(9, len(tries)), pauses)
+    assert counts or pauses[8] - pauses[7] > 2e-4 * 2**8
     assert (summary.failed, stats.dead, stats.acked) == ((3, 1, 0) if counts else (0, 0, 1))
 
 

@@ -246,7 +246,7 @@ def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue, clock: Ma
     before = set(threading.enumerate())
     queue.publish([str(number) for number in range(20)])
     leases = list[weakref.ref[Lease]]()
-    alive, extended = list[bool](), set[str]()
+    alive, extended, tries = list[bool](), set[str](), list[bool]()
 
     def handle(lease: Lease) -> None:
         leases.append(weakref.ref(lease))
@@ -257,10 +257,12 @@ def test_a_worker_forgets_the_leases_that_it_has_settled(queue: Queue, clock: Ma
             gc.collect()
             alive.extend(ref() is not None for ref in leases)
 
-    with rule_variant("KeepAlive.remove", first(lambda a: extended.discard(a.lease_id))):
+    noting = rule_variant("Demand.note_try", first(lambda a: tries.append(a.leased)))
+    with noting, rule_variant("KeepAlive.remove", first(lambda a: extended.discard(a.lease_id))):
         drain(queue, handle, max_messages=1, poll_interval="1h", max_lease_duration="10s")
     assert 1 <= sum(alive) <= 5
     assert not extended
+    assert tries.count(True) == 20
     until(lambda: before.issuperset(threading.enumerate()))
 
 

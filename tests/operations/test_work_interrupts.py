@@ -52,8 +52,7 @@ class Looked(threading.Event):
         return super().is_set()
 
     def work(self, queue: Queue) -> None:
-        options = {"mode": "message", "poll_interval": "1h", "shutdown_timeout": "1h"}
-        queue.group().work(lambda _: None, stop=self, **options)
+        queue.group().work(lambda _: None, mode="message", stop=self)
 
 
 def terminate() -> None:

@@ -54,7 +54,6 @@ def test_what_is_done_waits_for_others_unless_a_handler_is_idle_or_no_more_may_b
     tasks.changed = wake
     given: Any = [Task(None, None, None) for _ in range(5)]  # type: ignore[arg-type]
     tasks.add(list(zip(given[:4], (7, 7, None, None), strict=True)))
-    demand.note_try(True)
     for at, task in enumerate(handed):  # the second one of the lane becomes the last
         assert tasks.claim(task, None)
         assert tasks.finish(task, Reject().verdict(), alone=at == 3)
