@@ -558,6 +558,7 @@ def test_a_broken_ledger_stops_its_own_group_only_and_can_be_given_up(
             call()
         for part in ("'broken'", path.name, "backup", "drop_group('broken')"):
             assert part in str(caught.value)
+    assert fresh.trace(fresh.peek()[0].sequence).blocked == ()
     queue.publish("c")
     lease(fresh, 1, "sound").reject()
     with pytest.raises(errors.CorruptLog):
