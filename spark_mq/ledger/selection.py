@@ -68,7 +68,7 @@ class Grant:
     skipped: Mapping[str, int] = field(default_factory=dict, compare=False)
     """The messages that the lease skipped, by event."""
     sink_key: str | None = field(default=None, compare=False)  # the group's, at the time
-    wait_until: int | None = field(default=None, compare=False)  # by the rate limit
+    wait_until: int | None = None  # by the rate limit
 
     @property
     def message_count(self) -> int:
