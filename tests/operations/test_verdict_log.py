@@ -38,7 +38,8 @@ def time() -> Iterator[SimpleNamespace]:
 def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
     queue: Queue, caplog: pytest.LogCaptureFixture, time: SimpleNamespace
 ) -> None:
-    errors = ["no customer", *(f"HTTP 503 for order {n}" for n in range(20)), "x" * 5_000]
+    errors = ["no customer", *(f"HTTP 503 for order {n}" for n in range(20))]
+    errors += ["x" * 5_000, "no route", "no stock"]
     queue.publish([str(n) for n in range(6 * len(errors))])
     seen = list[int]()
 
@@ -52,10 +53,11 @@ def test_the_first_failure_is_logged_at_once_and_the_others_are_summed_up(
 
     group = queue.group("billing")
     group.work(handle, mode="batch", max_messages=6, until="empty")
-    assert seen == [0, *[1] * 21]
+    assert seen == [0, *[1] * 23]
     assert lines(caplog) == [
         "group billing: acked 5, nacked 1 (no customer x1)",
-        f"group billing: acked 105, nacked 21 (HTTP 503 for order <n> x20; {'x' * 100} x1), 12.6/s",
+        "group billing: acked 115, nacked 23 (HTTP 503 for order <n> x20; "
+        f"{'x' * 100} x1; no route x1; others), 13.8/s",
     ]
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
