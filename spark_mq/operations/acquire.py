@@ -142,7 +142,7 @@ def _pause(
     poll: float,
 ) -> bool:
     """Wait until it is time for the next try. Return False if the time for tries is up first."""
-    due = _seconds_until_due(ledger)
+    due = _seconds_until_due(ledger, pauses.began)
     due_at = ledger.now() + due * SECOND
     is_blocked = bool(grant.blocked_because) and due <= 0  # it is due, and the group grants nothing
     due = poll if is_blocked else due
@@ -156,13 +156,13 @@ def _pause(
     return True
 
 
-def _seconds_until_due(ledger: GroupLedger) -> float:
-    """Return the seconds until time alone may make something due."""
+def _seconds_until_due(ledger: GroupLedger, tried_at: int) -> float:
+    """Return the seconds until time alone makes due what was not due at a try, or inf."""
     # The try has just looked.
     snapshot, now = ledger.ledgers.read(ledger.name, refresh=False), ledger.now()
     known = ledger.ledger_in(snapshot)
     index = ledger.index_for(known, known.end_sequence)
-    at = next_due_at(known, index, ledger.settings_in(snapshot), now)
+    at = next_due_at(known, index, ledger.settings_in(snapshot), tried_at)
     return float("inf") if at is None else (at - now) / SECOND
 
 
@@ -213,7 +213,7 @@ class _Pauses:
 
     def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
         self._poll, self._changed = poll, changed
-        self._news, self._ledgers = News(ledger), ledger.ledgers
+        self._news, self._ledger, self._ledgers = News(ledger), ledger, ledger.ledgers
         is_local = ledger.messages.files.is_local
         self._pause = min(poll, FIRST_PAUSE if is_local else FIRST_STORE_PAUSE)
         self._glance = max(SHORTEST_LOOK, poll / LOOKS_A_PAUSE) if is_local else float("inf")
@@ -222,6 +222,7 @@ class _Pauses:
         self._changed.clear()
         self._news.note()
         self._tried_at = self._ledgers.log.clock.now()
+        self.began = self._ledger.now()  # by the queue's clock
 
     def since_try(self) -> float:
         """Return the seconds since the last try, whatever the queue's own clock says."""

@@ -78,6 +78,16 @@ def test_a_delayed_message_is_leased_when_it_is_due(tmp_path: Path) -> None:
     assert timedelta() <= context_of(queue).clock() - due < timedelta(seconds=1.5)
 
 
+def test_what_becomes_due_between_a_try_and_its_pause_is_leased(
+    queue: Queue, clock: ManualClock, limits: Limits
+) -> None:
+    limits(poll_pause=3600.0)
+    leased(queue, "a").nack(delay="1s")
+    with rule_variant("_seconds_until_due", first(lambda *_: clock.advance("1s"))):
+        taken = queue.group().lease("w", wait="10s", poll_interval=LONG)
+    assert taken is not None
+
+
 def test_a_publish_wakes_who_waits_and_who_loses_the_race_waits_on(
     queue: Queue, waiter_on: Starts
 ) -> None:
