@@ -212,6 +212,13 @@ class FileChecks:
             if key not in self._payloads.matches:
                 self._payloads.matches[key] = check.matches
 
+    def wait(self, seconds: float) -> None:
+        """Wait for the checks that run, so long at most."""
+        end = time.monotonic() + seconds
+        for check in self._checks.values():
+            if check.started:
+                check.has_ended(end)
+
     def runs_on(self) -> bool:
         return any(check.started and not check.has_ended(0.0) for check in self._checks.values())
 

@@ -36,6 +36,7 @@ from spark_mq.ledger.stream_batch import (
 )
 from spark_mq.ledger.transitions import SettleLost
 from spark_mq.operations.acquire import Damage, News, find_damage, reject_damaged
+from spark_mq.operations.committer import CHECK_SECONDS
 from spark_mq.operations.context import GroupLedger
 from spark_mq.operations.keep_alive import KeepAlive
 from spark_mq.operations.payloads import FileChecks
@@ -132,11 +133,13 @@ class StreamSource:
         """
         if self._last_view is None or self.ledger.messages.files.is_local:
             return True
-        ledger, index, settings, _ = self._last_view
+        ledger, index, settings, seen_at = self._last_view
         now = self.ledger.now()
+        ends = (next_due_at(ledger, index, settings, seen_at), self._wait_until)
+        if any(at is not None and at <= now for at in ends):
+            return True
         self._last_view = ledger, index, settings, now
-        ends = (next_due_at(ledger, index, settings, now), self._wait_until)
-        return any(at is not None and at <= now for at in ends) or self._news.has_news(every)
+        return self._news.has_news(every)
 
     def rate_wait(self) -> float:
         """Return the seconds until a rate limit lets a batch begin, or 0 if none stops it."""
@@ -244,6 +247,7 @@ class StreamSource:
     def lease(self, stream: str, n: int, limits: LeaseLimits | None = None) -> BatchPlan:
         """Lease batch n, and ack those before. Raise StorageError if nothing can be delivered."""
         command, checks = self._command(stream, n, limits), self._checks
+        checks.wait(CHECK_SECONDS)  # else a first commit would only ack, and a second one lease
         while (grant := self.ledger.run(command, checks)).unfinished:
             checks.finish()
         if grant.error is not None:

@@ -19,6 +19,7 @@ import pytest
 from support.byte_store import VERBS, ByteStore, Call
 from support.drivers import Runner
 from support.handles import again, housekeep, index_commits, until
+from support.rule_variants import first, rule_variant
 from support.tables import as_in_a_store, checkpoint, commit_file, ledgers_of, messages_of
 from support.working import working
 
@@ -185,6 +186,21 @@ def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: Any) ->
     assert len(place.calls) == 2 + 60
 
 
+def test_a_stream_leases_by_one_commit_although_its_file_is_checked_meanwhile(place: Place) -> None:
+    runner, has_waited = Runner(place.handle(), group="default", max_messages=1), threading.Event()
+    place.other.publish(["a", "b"])
+    runner.batch()
+    place.other.publish("c")
+    runner.batch()
+    slow = rule_variant("FileCheck.run", first(lambda _: has_waited.wait(10)))
+    waits = rule_variant("FileChecks.wait", first(lambda _: has_waited.set()))
+    before = ledgers_of(place.other).version()
+    with slow, waits:
+        assert runner.offer()
+        runner.plan()
+    assert ledgers_of(place.other).version() == before + 1
+
+
 def test_a_stream_lists_the_log_once_a_minute(place: Place, stream: Any) -> None:
     """So it notices a log that was made again and has as many commits."""
     place.other.group("new").ensure()
@@ -203,20 +219,29 @@ def test_a_stream_lists_the_log_once_a_minute(place: Place, stream: Any) -> None
     assert stream.may_have_news(POLL)
 
 
-def test_a_stream_hears_of_what_others_publish_release_or_let_expire(
+def test_a_stream_hears_of_what_others_publish_nack_release_or_let_expire(
     place: Place, stream: Any
 ) -> None:
     start, others = stream.initial(), place.other.group()
     place.other.publish("a")
 
-    def lease_at_another_place() -> Lease:
-        held = others.lease("theirs", visibility_timeout="10s")
+    def find_nothing_due() -> None:
         place.advance(POLL)
         assert stream.may_have_news(POLL)
-        assert [stream.latest(start) for _ in range(2)] == [start, start], "it is leased"
+        assert [stream.latest(start) for _ in range(2)] == [start, start]
         assert not stream.may_have_news(POLL)
+
+    def lease_at_another_place() -> Lease:
+        held = others.lease("theirs", visibility_timeout="10s")
+        find_nothing_due()
         return held
 
+    lease_at_another_place().nack(delay="10s")
+    find_nothing_due()
+    place.advance(12)
+    for _ in range(2):
+        assert stream.may_have_news(3600), "until it has looked"
+    assert stream.latest(start) != start
     lease_at_another_place()
     place.advance(12)
     assert stream.may_have_news(3600)
