@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -187,13 +188,18 @@ def test_a_minute_of_an_idle_stream_is_60_requests(place: Place, stream: Any) ->
 
 
 def test_a_stream_leases_by_one_commit_although_its_file_is_checked_meanwhile(place: Place) -> None:
-    runner, has_waited = Runner(place.handle(), group="default", max_messages=1), threading.Event()
+    runner, is_awaited = Runner(place.handle(), group="default", max_messages=1), threading.Event()
+
+    def note_wait(call: Any) -> None:
+        if call.end > time.monotonic():
+            is_awaited.set()
+
     place.other.publish(["a", "b"])
     runner.batch()
     place.other.publish("c")
     runner.batch()
-    slow = rule_variant("FileCheck.run", first(lambda _: has_waited.wait(10)))
-    waits = rule_variant("FileChecks.wait", first(lambda _: has_waited.set()))
+    slow = rule_variant("FileCheck.run", first(lambda _: is_awaited.wait(10)))
+    waits = rule_variant("FileCheck.has_ended", first(note_wait))
     before = ledgers_of(place.other).version()
     with slow, waits:
         assert runner.offer()
