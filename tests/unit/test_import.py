@@ -170,15 +170,25 @@ def test_a_stream_function_can_be_made_from_a_group_alone() -> None:
     assert run(program).strip() == "True"
 
 
+WITHOUT_SPARK = (
+    "import sys, pytest\n"
+    "sys.modules |= dict.fromkeys(('pyspark', 'delta', 'nbformat', 'nbclient'))\n"
+    "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *{}]))"
+)
+
+
 @pytest.mark.slow  # it imports all test modules
 def test_without_spark_the_tests_that_need_none_are_collected() -> None:
-    program = (
-        "import sys, pytest\n"
-        "sys.modules |= dict.fromkeys(('pyspark', 'delta', 'nbformat', 'nbclient'))\n"
-        "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider']))"
-    )
-    listed = run(program)
+    listed = run(WITHOUT_SPARK.format(["--collect-only"]))
     for there in ("docs/test_figures.py::", "operations/test_identity.py::", "unit/test_import.py"):
         assert f"tests/{there}" in listed
     for left_out in ("tests/model/test_scenarios.py::", "tests/unit/spark/test_peek_reader.py::"):
         assert left_out not in listed
+
+
+@pytest.mark.slow
+def test_without_spark_the_tests_beside_those_of_spark_pass() -> None:
+    """Those that import it late: `make test-core` would stop at them, and CI has pyspark."""
+    beside = ["tests/unit/spark", "tests/unit/test_public_names.py", "tests/docs"]
+    ended = run(WITHOUT_SPARK.format(["-m", "not spark and not slow", *beside]))
+    assert " passed" in ended

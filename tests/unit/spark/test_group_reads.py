@@ -11,6 +11,8 @@ import pytest
 
 from spark_mq import ConsumerGroup, InvalidOption, Queue
 
+pytest.importorskip("pyspark")
+
 
 class Session:
     """A session that returns the options of a read, as Spark passes them on."""
