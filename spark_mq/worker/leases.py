@@ -55,8 +55,9 @@ class HeldLeases:
 
     def open(self, lease: WorkerLease, tasks: int) -> None:
         """Hold a lease until so many tasks are closed."""
-        lease.open_tasks = tasks + 1
-        self.close([lease])  # because a lease without tasks ends here
+        lease.open_tasks = tasks
+        if not tasks:
+            self.remove(lease)
 
     def close(self, leases: Iterable[WorkerLease]) -> None:
         """Close one task of each lease given. The last one of a lease ends its extensions."""
