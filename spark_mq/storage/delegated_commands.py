@@ -281,9 +281,8 @@ class DelegationTurn(CommitTurn):
         peers = self._peers
         while self._log.state.version <= self._seen and (now := time.monotonic()) <= until:
             look_at = max(self._look_at, peers.due_at)
-            pause = min(look_at, until + POLL_SECONDS) - now
-            if peers.leads:  # another thread makes the next commit
-                pause = POLL_SECONDS
+            # While another thread leads, that makes the next commit.
+            pause = POLL_SECONDS if peers.leads else min(look_at, until + POLL_SECONDS) - now
             if pause > 0.0:
                 time.sleep(pause)
             else:

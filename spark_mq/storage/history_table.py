@@ -200,13 +200,12 @@ class HistoryTable(ArchiveTable):
 
     def _drop_old_days(self, retention: int) -> str:
         """Drop the files of days before the retention. Return where those of later days begin."""
-        first_day = ""
-        if retention < 10_000 * 86_400 * SECOND:
-            now = datetime.fromtimestamp(self.files.now(), UTC)
-            oldest = (now - timedelta(microseconds=retention)).date().isoformat()
-            self.expire(lambda file: (file.partition.get("day") or "") < oldest)
-            first_day = f"day={oldest}"
-        return first_day
+        if retention >= 10_000 * 86_400 * SECOND:
+            return ""
+        now = datetime.fromtimestamp(self.files.now(), UTC)
+        oldest = (now - timedelta(microseconds=retention)).date().isoformat()
+        self.expire(lambda file: (file.partition.get("day") or "") < oldest)
+        return f"day={oldest}"
 
     # -- whether it is of these ledgers
 
