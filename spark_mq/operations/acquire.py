@@ -213,7 +213,7 @@ class _Pauses:
 
     def __init__(self, ledger: GroupLedger, poll: float, changed: threading.Event) -> None:
         self._poll, self._changed = poll, changed
-        self._news, self._ledger, self._ledgers = News(ledger), ledger, ledger.ledgers
+        self._news, self._ledger = News(ledger), ledger
         is_local = ledger.messages.files.is_local
         self._pause = min(poll, FIRST_PAUSE if is_local else FIRST_STORE_PAUSE)
         self._glance = max(SHORTEST_LOOK, poll / LOOKS_A_PAUSE) if is_local else float("inf")
@@ -221,12 +221,12 @@ class _Pauses:
     def begin_try(self) -> None:
         self._changed.clear()
         self._news.note()
-        self._tried_at = self._ledgers.log.clock.now()
+        self._tried_at = self._ledger.ledgers.log.clock.now()
         self.began = self._ledger.now()  # by the queue's clock
 
     def since_try(self) -> float:
         """Return the seconds since the last try, whatever the queue's own clock says."""
-        return self._ledgers.log.clock.since(self._tried_at)
+        return self._ledger.ledgers.log.clock.since(self._tried_at)
 
     def wait(self, seconds: float) -> bool:
         """Return whether there is news. Setting `changed` ends the wait."""
