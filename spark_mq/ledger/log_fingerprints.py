@@ -42,7 +42,7 @@ def _thinned(fingerprints: Sequence[LogFingerprint]) -> tuple[LogFingerprint, ..
         def density(at: int) -> float:
             return (firsts[-1] - firsts[at]) / (firsts[at + 1] - firsts[at - 1])
 
-        del kept[max(range(1, _MAX_FINGERPRINTS), key=density)]
+        del kept[max(range(1, len(kept) - 1), key=density)]
     return tuple(kept)
 
 
